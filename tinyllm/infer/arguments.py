@@ -1,0 +1,64 @@
+"""What both caches ask of their arguments (law 15): one place, so that both refuse alike.
+
+Each function returns its argument in the one form the caches work with, or raises an error that names the
+value and the bound. None of them looks at a cache, so a refused call has changed nothing (law 10).
+"""
+
+import operator
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+Chunk = tuple[NDArray[Any], NDArray[Any]]
+
+
+def as_integer(name: str, value: Any) -> int:
+    """`value` as an int; anything with `__index__` is one. Raises TypeError."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, not {value!r} ({type(value).__name__})") from None
+
+
+def as_size(name: str, value: Any, most: int | None = None) -> int:
+    """`value` as an int in `[1, most]`. Raises TypeError or ValueError."""
+    size = as_integer(name, value)
+    if size < 1:
+        raise ValueError(f"{name} is {size}; it must be at least 1")
+    if most is not None and size > most:
+        raise ValueError(f"{name} is {size}; it must be at most {most}")
+    return size
+
+
+def as_layer(layer: Any, n_layers: int) -> int:
+    """`layer` as an int in `[0, n_layers)`. Raises TypeError or IndexError."""
+    index = as_integer("layer", layer)
+    if not 0 <= index < n_layers:
+        raise IndexError(f"layer {index} is outside [0, {n_layers})")
+    return index
+
+
+def as_chunk(k: Any, v: Any, n_kv_heads: int, d_head: int, dtype: DTypeLike) -> Chunk:
+    """K and V of one chunk as arrays `[n_kv_heads, T, d_head]` of `dtype`; T may be 0 here.
+
+    A value is rounded once, by NumPy's cast, without a warning (law 3): overflow becomes an infinity.
+    The arrays may share memory with the arguments: write them before control returns to the caller.
+
+    Raises:
+        TypeError: the arrays are neither integer nor floating (bool, complex, object, str...).
+        ValueError: wrong rank or shape, K and V that differ, or ragged lists.
+        Exception: whatever converting a foreign object to an array raises.
+    """
+    arrays = []
+    for name, given in (("k", k), ("v", v)):
+        array = np.asarray(given)
+        if array.dtype.kind not in "iuf":
+            raise TypeError(f"{name} must hold integers or floats, not {array.dtype}")
+        if array.ndim != 3 or array.shape[0] != n_kv_heads or array.shape[2] != d_head:
+            raise ValueError(f"{name} has shape {array.shape}; it must be [{n_kv_heads}, T, {d_head}]")
+        arrays.append(array)
+    if arrays[0].shape != arrays[1].shape:
+        raise ValueError(f"k has shape {arrays[0].shape} but v has {arrays[1].shape}; they must be equal")
+    with np.errstate(all="ignore"):
+        return arrays[0].astype(dtype, copy=False), arrays[1].astype(dtype, copy=False)

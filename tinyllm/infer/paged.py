@@ -1,0 +1,253 @@
+"""A paged KV cache: block tables, reference counts, copy on write, all-or-nothing appends.
+
+Memory is a pool of blocks of B positions. A sequence owns no memory, only a block table: its position p
+lives in slot `p % B` of block `table[p // B]`. A fork copies the table and shares the blocks; the first write
+into a shared block copies that block for the writer. A block holds all layers, and each layer has a length of
+its own, since a forward pass appends layer by layer.
+
+Numbers in brackets are the laws of docs/laws.md. The source is the chapter "Paged KV cache in Python", after
+Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", section 4.
+"""
+
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinyllm.infer.arguments import as_chunk, as_integer, as_layer, as_size
+from tinyllm.infer.memory import runs, zeros
+
+
+class OutOfBlocks(RuntimeError):  # noqa: N818 - the chapter's name
+    """An append needs more blocks (`needed`) than are free (`free`); nothing has changed [9, 10]."""
+
+    def __init__(self, needed: int, free: int) -> None:
+        super().__init__(needed, free)
+        self.needed = needed
+        self.free = free
+
+    def __str__(self) -> str:
+        return f"the append needs {self.needed} blocks, but only {self.free} are free"
+
+
+class _Sequence(NamedTuple):
+    table: list[int]  # block ids, in position order
+    lens: list[int]  # positions that each layer holds
+
+
+class PagedKVCache:
+    """Keys and values of many sequences, float16, in one pool of fixed-size blocks.
+
+    A call that raises has changed nothing [10]; after `close` every call raises ValueError [14]. Not for use
+    by several threads at once.
+
+    Args:
+        num_blocks: blocks in the pool, at most `2**31 - 1`, since block tables are int32.
+        block_size: positions in a block (B).
+        n_layers: layers (L); a block has room for all of them.
+        n_kv_heads: key/value heads (H).
+        d_head: dimension of a head (D).
+
+    Raises:
+        ValueError: a size below 1 [15]. TypeError: a size that is no integer [15].
+        MemoryError: the system refuses the `4 * num_blocks * B * L * H * D` bytes of the pool.
+    """
+
+    _closed = True  # until the constructor is through, so that `repr` never raises [14]
+
+    def __init__(self, num_blocks: int, block_size: int, n_layers: int, n_kv_heads: int, d_head: int) -> None:
+        self.num_blocks = as_size("num_blocks", num_blocks, 2**31 - 1)
+        self.block_size = as_size("block_size", block_size)
+        self.n_layers = as_size("n_layers", n_layers)
+        self.n_kv_heads = as_size("n_kv_heads", n_kv_heads)
+        self.d_head = as_size("d_head", d_head)
+        # [L, H, slots, D]: block b is slots [b * B, (b + 1) * B), so neighbouring blocks are one slice.
+        shape = (self.n_layers, self.n_kv_heads, self.num_blocks * self.block_size, self.d_head)
+        self._k = zeros(shape)
+        self._v = zeros(shape)
+        self._refs = [0] * self.num_blocks  # how many tables hold each block [6]
+        self._free = list(range(self.num_blocks - 1, -1, -1))  # a stack: what was freed last goes out next
+        self._seqs: dict[int, _Sequence] = {}
+        self._closed = False
+
+    def add_seq(self, seq_id: int) -> None:
+        """Start an empty sequence; takes no block [13].
+
+        Raises ValueError: `seq_id` is live. TypeError: it is not an integer.
+        """
+        self._seqs[self._unused(seq_id)] = _Sequence([], [0] * self.n_layers)
+
+    def fork(self, parent: int, child: int) -> None:
+        """Start `child` as an equal of `parent` in every layer, sharing its blocks; takes no block [7, 13].
+
+        Raises KeyError: `parent` is not live. ValueError: `child` is. TypeError: an id is not an integer.
+        """
+        table, lens = self._live(parent)
+        self._seqs[self._unused(child)] = _Sequence(table.copy(), lens.copy())
+        for block in table:
+            self._refs[block] += 1
+
+    def append(self, seq_id: int, layer: int, k: Any, v: Any) -> None:
+        """Add T positions to one layer of one sequence, all or nothing [1-4, 8-12].
+
+        A block that the positions fall into and another table also holds is copied first, whole; a block
+        past the end of the table is taken only when a position needs it.
+
+        Args:
+            seq_id: a live sequence.
+            layer: in `[0, n_layers)`; layers need not keep step with each other.
+            k: array-like `[n_kv_heads, T, d_head]`, T >= 1, integers or floats; rounded once to float16.
+            v: like `k`.
+
+        Raises:
+            OutOfBlocks: the append needs more blocks than are free [9].
+            KeyError: `seq_id` is not live. IndexError: `layer` is out of range.
+            ValueError: an empty chunk, a wrong shape, or K and V that differ [15].
+            TypeError: an id or layer that is no integer; values that are neither integers nor floats [15].
+        """
+        k, v = as_chunk(k, v, self.n_kv_heads, self.d_head, np.float16)
+        tokens = as_size("T", k.shape[1])
+        layer = as_layer(layer, self.n_layers)
+        table, lens = self._live(seq_id)
+        refs, free, size = self._refs, self._free, self.block_size
+
+        # Plan: table[first:last] are the blocks that the new positions fall into.
+        start, stop = lens[layer], lens[layer] + tokens
+        first, last = start // size, -(-stop // size)
+        blocks = table[first:last]
+        shared = [i for i, block in enumerate(blocks) if refs[block] > 1]
+        need = len(shared) + max(0, last - len(table))
+        if need > len(free):
+            raise OutOfBlocks(need, len(free))
+
+        # Claim: the ids on top of the stack, in the order they come off. They stay there until the commit.
+        claimed = free[: -need - 1 : -1]
+        copies, fresh = claimed[: len(shared)], claimed[len(shared) :]
+        originals = [blocks[i] for i in shared]
+        for i, copy in zip(shared, copies, strict=True):
+            blocks[i] = copy
+        blocks += fresh
+
+        # Write: into claimed blocks, and into slots past this layer's length in blocks held by no one else.
+        for pool, chunk in ((self._k, k), (self._v, v)):
+            for original, copy in zip(originals, copies, strict=True):
+                pool[:, :, self._slots(copy)] = pool[:, :, self._slots(original)]
+            for a, b in runs(fresh):
+                pool[:, :, self._slots(a, b - a)] = 0  # slots that no layer has appended to read zero [11]
+            slot, done = start % size, 0
+            for a, b in runs(blocks):
+                at = a * size + slot
+                n = min(b * size - at, tokens - done)
+                pool[layer, :, at : at + n] = chunk[:, done : done + n]
+                slot, done = 0, done + n
+
+        # Commit: only the first statement can want memory, for a longer table, and it does so first.
+        table[first:last] = blocks
+        for block in claimed:
+            refs[block] = 1
+        for block in originals:
+            refs[block] -= 1
+        del free[len(free) - need :]
+        lens[layer] = stop
+
+    def block_table(self, seq_id: int) -> NDArray[np.int32]:
+        """The block ids in position order, `ceil(longest layer / B)` of them: a fresh int32 array [1, 2, 12].
+
+        Raises KeyError: `seq_id` is not live. TypeError: it is not an integer.
+        """
+        return np.array(self._live(seq_id).table, np.int32)
+
+    def seq_len(self, seq_id: int, layer: int = 0) -> int:
+        """How many positions the layer holds [4].
+
+        Raises KeyError: `seq_id` is not live. IndexError: no such layer. TypeError: not integers.
+        """
+        layer = as_layer(layer, self.n_layers)
+        return self._live(seq_id).lens[layer]
+
+    def gather(self, seq_id: int, layer: int) -> tuple[NDArray[np.float16], NDArray[np.float16]]:
+        """All K and V of the layer, in position order: fresh float16 arrays `[H, seq_len, D]` [3, 12].
+
+        Raises KeyError: `seq_id` is not live. IndexError: no such layer. TypeError: not integers.
+        """
+        layer = as_layer(layer, self.n_layers)
+        table, lens = self._live(seq_id)
+        blocks = table[: -(-lens[layer] // self.block_size)]
+        return self._read(self._k[layer], blocks, lens[layer]), self._read(
+            self._v[layer], blocks, lens[layer]
+        )
+
+    def free(self, seq_id: int) -> None:
+        """Drop a sequence: blocks that no other table holds are free again, and so is its id [6, 13].
+
+        Raises KeyError: `seq_id` is not live. TypeError: it is not an integer.
+        """
+        seq_id = as_integer("seq_id", seq_id)
+        table, _ = self._live(seq_id)
+        self._free += [block for block in reversed(table) if self._refs[block] == 1]
+        for block in table:
+            self._refs[block] -= 1
+        del self._seqs[seq_id]
+
+    def stats(self) -> dict[str, int]:
+        """Counts of blocks, `free + used + cached == num_blocks` [5].
+
+        `used` counts each held block once. `cached` and `evictions` are 0: an append sees no token ids, so
+        nothing can be found again after it was freed.
+        """
+        free = self.num_free_blocks()
+        return {"free": free, "used": self.num_blocks - free, "cached": 0, "evictions": 0}
+
+    def num_free_blocks(self) -> int:
+        """How many blocks the next append can take [5, 9]."""
+        self._check_open()
+        return len(self._free)
+
+    def close(self) -> None:
+        """Give the memory back, as dropping the last reference does; closing twice is fine [14]."""
+        self._closed = True
+        self._k = self._v = np.empty((0, 0, 0, 0), np.float16)
+        self._refs, self._free, self._seqs = [], [], {}
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._closed:
+            return f"<{type(self).__name__}: closed>"
+        free = f"{len(self._free)} of {self.num_blocks} blocks free"
+        return f"<{type(self).__name__}: {free}, {len(self._seqs)} sequences>"
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError("the cache is closed")
+
+    def _live(self, seq_id: int) -> _Sequence:
+        self._check_open()
+        seq_id = as_integer("seq_id", seq_id)
+        if seq_id in self._seqs:
+            return self._seqs[seq_id]
+        raise KeyError(f"sequence {seq_id} is not one of the {len(self._seqs)} live ones")
+
+    def _unused(self, seq_id: int) -> int:
+        self._check_open()
+        seq_id = as_integer("seq_id", seq_id)
+        if seq_id in self._seqs:
+            raise ValueError(f"sequence {seq_id} is live; an id can be used again once it is freed")
+        return seq_id
+
+    def _slots(self, block: int, count: int = 1) -> slice:
+        return slice(block * self.block_size, (block + count) * self.block_size)
+
+    def _read(self, pool: NDArray[np.float16], blocks: list[int], length: int) -> NDArray[np.float16]:
+        """The first `length` positions held by `blocks` in one layer's pool `[H, slots, D]`, a new array."""
+        if len(list(runs(blocks))) == 1:  # neighbouring blocks: one slice, as fast as a plain copy
+            at = blocks[0] * self.block_size
+            return pool[:, at : at + length].copy()
+        by_block = pool.reshape(self.n_kv_heads, -1, self.block_size, self.d_head)
+        taken = by_block.take(np.array(blocks, np.intp), axis=1)
+        return taken.reshape(self.n_kv_heads, -1, self.d_head)[:, :length]
