@@ -36,10 +36,9 @@ class _Sequence(NamedTuple):
 
 
 class PagedKVCache:
-    """Keys and values of many sequences, float16, in one pool of fixed-size blocks.
+    """Keys and values of many sequences, float16, in one pool of fixed-size blocks. Not thread-safe.
 
-    A call that raises has changed nothing [10]; after `close` every call raises ValueError [14]. Not for use
-    by several threads at once.
+    A call that raises has changed nothing [10]; after `close` every call raises ValueError [14].
 
     Args:
         num_blocks: blocks in the pool, at most `2**31 - 1`, since block tables are int32.
@@ -172,10 +171,9 @@ class PagedKVCache:
         """
         layer = as_layer(layer, self.n_layers)
         table, lens = self._live(seq_id)
-        blocks = table[: -(-lens[layer] // self.block_size)]
-        return self._read(self._k[layer], blocks, lens[layer]), self._read(
-            self._v[layer], blocks, lens[layer]
-        )
+        n = lens[layer]
+        blocks = table[: -(-n // self.block_size)]
+        return self._read(self._k[layer], blocks, n), self._read(self._v[layer], blocks, n)
 
     def free(self, seq_id: int) -> None:
         """Drop a sequence: blocks that no other table holds are free again, and so is its id [6, 13].

@@ -1,0 +1,128 @@
+"""Hold a cache to everything the kit has: the catalogue, the directed cases, the machine."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hypothesis import Verbosity
+from hypothesis import settings as Settings  # noqa: N812 - a class, whatever its case
+from hypothesis.stateful import run_state_machine_as_test
+
+from tinyllm.testing.catalogue import CATALOGUE, Entry
+from tinyllm.testing.contract import CAPABILITIES, Factory, capabilities
+from tinyllm.testing.directed import DIRECTED
+from tinyllm.testing.laws import LawBroken
+from tinyllm.testing.machine import CacheMachine, shard
+from tinyllm.testing.profiles import profile
+from tinyllm.testing.run import shorten
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was held against a cache that broke no law, and what was not because it does not offer it."""
+
+    checked: tuple[str, ...]
+    not_checked: tuple[str, ...]
+    programs: int
+    lines: int
+    seconds: float
+
+
+class Check(NamedTuple):
+    """One named check of a factory. `run` raises AssertionError, of which LawBroken is one."""
+
+    kind: str  # catalogue, directed or machine
+    name: str
+    run: Callable[[], None]
+
+
+def checks(factory: Factory, machine: type[CacheMachine], settings: Settings) -> list[Check]:
+    """All checks in order, to be run one by one; `machine` counts its programs in its `tally`."""
+
+    def entry(one: Entry) -> Check:
+        return Check("catalogue", one.name, lambda: one.test(factory))
+
+    def case(name: str) -> Check:
+        return Check("directed", name, lambda: run_directed(factory, name))
+
+    return [
+        *(entry(one) for one in CATALOGUE.values()),
+        *(case(name) for name in DIRECTED),
+        Check("machine", "random programs", lambda: run_machine(factory, machine, settings)),
+    ]
+
+
+def run_directed(factory: Factory, name: str) -> None:
+    """One directed case. Raises LawBroken with the shortest program found."""
+    try:
+        DIRECTED[name](factory)
+    except LawBroken as broken:
+        raise _shortest(factory, broken) from None
+
+
+def run_machine(factory: Factory, machine: type[CacheMachine], settings: Settings) -> None:
+    """The machine under `settings`. Raises LawBroken alone, with the shortest program found."""
+    try:
+        run_state_machine_as_test(machine, settings=Settings(settings, verbosity=Verbosity.quiet))
+    except LawBroken as broken:
+        raise _shortest(factory, broken) from None
+    except BaseExceptionGroup as group:  # a cache that fails now and then: Hypothesis calls it flaky
+        flaky = _first(group)
+        if flaky is None:
+            raise
+        flaky.story += "\n\nThe same program does not fail every time: the cache is not deterministic."
+        raise flaky from None
+
+
+def check_cache(factory: Factory, *, settings: Settings | None = None, seed: int = 0) -> Report:
+    """Hold a cache to the catalogue, the directed cases and the machine; works outside pytest too.
+
+    Args:
+        factory: called as `factory(num_blocks, block_size, n_layers, n_kv_heads, d_head)`, positionally;
+            a class is one. It may declare `capabilities` (see `contract.CAPABILITIES`).
+        settings: Hypothesis settings of the machine; the `tinyllm-ci` profile by default.
+        seed: which programs the machine draws.
+
+    Returns:
+        What was checked and what was not.
+
+    Raises:
+        LawBroken: with the law's number, the shortest program that shows it, and the story.
+    """
+    started = time.monotonic()
+    offered = capabilities(factory)
+    machine = shard(CacheMachine, seed, factory)
+    done, failed = [], ""
+    for check in checks(factory, machine, settings or profile("ci")):
+        try:
+            check.run()
+        except LawBroken as broken:
+            broken.story += failed
+            raise
+        except Exception as error:
+            # It fails; the checks that follow say why, with the law and the shortest program.
+            failed = (
+                failed or f"\n\nThe catalogue fails as well: {check.name}: {type(error).__name__}: {error}"
+            )
+            first = CATALOGUE[check.name]
+        done.append(f"{check.kind}: {check.name}")
+    if failed:
+        raise LawBroken(first.laws[0], first.name, first.checks, failed.strip())
+    missing = tuple(f"{name}: {CAPABILITIES[name]}" for name in sorted(CAPABILITIES.keys() - offered))
+    programs, lines = machine.tally["programs"], machine.tally["lines"]
+    return Report(tuple(done), missing, programs, lines, time.monotonic() - started)
+
+
+def _shortest(factory: Factory, broken: LawBroken) -> LawBroken:
+    found = shorten(factory, broken)
+    found.__notes__ = []  # Hypothesis' own retelling: the story is ours
+    return found.with_traceback(None)
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> LawBroken | None:
+    for error in group.exceptions:
+        found = _first(error) if isinstance(error, BaseExceptionGroup) else error
+        if isinstance(found, LawBroken):
+            return found
+    return None

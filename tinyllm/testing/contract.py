@@ -1,0 +1,100 @@
+"""The contract that the kit holds a cache to, as a Protocol. Law numbers are those of docs/laws.md.
+
+An implementation need not inherit from anything here: ten methods of these names are enough, and a factory
+that takes the five sizes of `Config` in order (a class is one).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from numpy.typing import NDArray
+
+
+class Config(NamedTuple):
+    """The five sizes a cache is made with, in the order that a factory takes them."""
+
+    num_blocks: int
+    block_size: int
+    n_layers: int
+    n_kv_heads: int
+    d_head: int
+
+
+class PagedCache(Protocol):
+    """A paged KV cache. A call that raises, for any reason, changes nothing that can be observed (law 10)."""
+
+    def add_seq(self, seq_id: int, /) -> None:
+        """Start an empty sequence; a freed id can be used again (law 13).
+
+        Raises: ValueError when the id is live; TypeError when it is no integer (law 15).
+        """
+
+    def fork(self, parent: int, child: int, /) -> None:
+        """Start `child` as an equal of `parent` in every layer; allocates nothing (laws 7, 13).
+
+        Raises: KeyError for an unknown parent, ValueError for a live child, TypeError (law 15).
+        """
+
+    def append(self, seq_id: int, layer: int, k: Any, v: Any, /) -> None:
+        """Add `T >= 1` positions, `k` and `v` of shape `[H, T, D]`, to one layer (laws 1-4, 8, 11, 12).
+
+        Values are rounded once to float16; shared blocks that are written into are copied (law 8).
+
+        Raises: an error named OutOfBlocks if and only if the append costs more blocks than are free
+        (law 9); KeyError, IndexError, ValueError, TypeError for bad arguments (law 15).
+        """
+
+    def block_table(self, seq_id: int, /) -> NDArray[Any]:
+        """Block ids in position order, int32, a copy; as many as the longest layer needs (laws 1, 2, 12).
+
+        Raises: KeyError for an unknown id, TypeError (law 15).
+        """
+
+    def seq_len(self, seq_id: int, layer: int = 0, /) -> int:
+        """Positions that one layer holds (law 4).
+
+        Raises: KeyError for an unknown id, IndexError for a layer outside `[0, L)`, TypeError (law 15).
+        """
+
+    def gather(self, seq_id: int, layer: int, /) -> tuple[NDArray[Any], NDArray[Any]]:
+        """All K and V of one layer, float16 `[H, seq_len, D]`, copies (laws 3, 12).
+
+        Raises: KeyError for an unknown id, IndexError for a layer outside `[0, L)`, TypeError (law 15).
+        """
+
+    def free(self, seq_id: int, /) -> None:
+        """Drop a sequence; a block is free again when no table holds it (law 6).
+
+        Raises: KeyError for an unknown id, TypeError (law 15).
+        """
+
+    def stats(self) -> dict[str, int]:
+        """Counts of blocks: free, used, cached; and evictions so far (law 5)."""
+
+    def num_free_blocks(self) -> int:
+        """`free + cached`: how many blocks the next append can take (laws 5, 9)."""
+
+    def close(self) -> None:
+        """Give the memory back; twice is fine; any other use afterwards is a ValueError (law 14)."""
+
+
+Factory = Callable[[int, int, int, int, int], PagedCache]
+
+CAPABILITIES = {
+    "exact-errors": "a bad argument raises the very class that law 15 names, not just any error",
+}
+"""What an implementation may lack, and the promise it stands for. Declared as `capabilities`, a frozenset
+on the class or factory; without a declaration everything is promised, and so everything is checked."""
+
+
+def capabilities(factory: Factory) -> frozenset[str]:
+    """What `factory` (or the object it is a method of) declares, or everything.
+
+    Raises:
+        ValueError: a declared name that is not in `CAPABILITIES`.
+    """
+    owner = getattr(factory, "__self__", factory)
+    declared = frozenset(getattr(owner, "capabilities", CAPABILITIES))
+    if unknown := declared - CAPABILITIES.keys():
+        raise ValueError(f"unknown capabilities {sorted(unknown)}; known are {sorted(CAPABILITIES)}")
+    return declared

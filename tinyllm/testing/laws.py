@@ -1,0 +1,234 @@
+"""One named check a law: what the cache shows, against what the oracle holds.
+
+A check raises `LawBroken` with the number of the law, in words that name what was expected and what was
+found. The texts of `LAWS` are the short form of docs/laws.md.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinyllm.testing.oracle import Oracle
+
+LAWS = {
+    1: ("mapping", "Position p lives in slot p mod B of block table[p // B]."),
+    2: ("table length", "A table has ceil(longest layer / B) blocks: none early, none kept."),
+    3: ("contents", "gather returns everything appended, in order, rounded once to float16."),
+    4: ("layers", "Appending to one layer changes that layer alone."),
+    5: ("conservation", "free + used + cached == num_blocks, and used counts each held block once."),
+    6: ("references", "A block is free exactly when no table holds it."),
+    7: ("fork", "A fork allocates nothing; from then on neither side changes the other."),
+    8: ("copy on write", "An append copies every shared block it writes into, whole, and no other block."),
+    9: ("cost", "OutOfBlocks if and only if an append costs more blocks than are free."),
+    10: ("atomicity", "A call that raises leaves everything observable as it was."),
+    11: ("zero", "A slot no layer has appended to reads zero inside the pool."),
+    12: ("isolation", "Arguments are copied in and results are copied out."),
+    13: ("identity", "A freed id starts empty when it is used again; a live id cannot be taken."),
+    14: ("close", "close() and garbage collection give the memory back; later use is a ValueError."),
+    15: ("arguments", "A bad argument is refused: ValueError, KeyError, IndexError or TypeError."),
+}
+
+JUNK = -1.5
+"""The kit overwrites with this every array it passed or received. No pattern value is equal to it, so where
+it turns up inside the cache, the cache has kept a reference (law 12)."""
+JUNK_BLOCK = -7
+
+
+class LawBroken(AssertionError):  # noqa: N818 - a verdict, not an accident
+    """A cache broke a law.
+
+    Attributes:
+        law: its number in `LAWS`.
+        name: the check that saw it.
+        trace: the program that shows it, in the trace language; replaying it breaks the same law.
+        story: law, program, tables, expected and found, for a person; also `str()` of the error.
+    """
+
+    def __init__(self, law: int, name: str, expected: str, found: str) -> None:
+        super().__init__(law, name, expected, found)
+        self.law = law
+        self.name = name
+        self.expected = expected
+        self.found = found
+        self.trace = ""
+        self.story = ""
+
+    def __str__(self) -> str:
+        title = LAWS[self.law][0]
+        return self.story or f"law {self.law} ({title}): expected {self.expected}; found {self.found}"
+
+
+Place = tuple[int, int]  # (sequence, index into its table)
+Sharing = dict[Place, frozenset[Place]]
+
+
+@dataclass(frozen=True)
+class View:
+    """Everything a caller can observe of a cache, as copies; contents as bits, every NaN the same."""
+
+    tables: dict[int, list[int]]
+    lens: dict[int, list[int]]
+    contents: dict[int, list[tuple[NDArray[np.uint16], NDArray[np.uint16]]]]
+    stats: dict[str, int]
+    free: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call that returned: its name, the sequence and layer it acted on, and the view on both sides.
+
+    `cost` is the number of blocks it had to take, `shared` who shared blocks before it, by the oracle.
+    """
+
+    name: str
+    seq: int | None
+    layer: int | None
+    cost: int
+    before: View
+    after: View
+    shared: Sharing
+
+    def blame(self, seq: int, layer: int | None, own: int) -> int:
+        """The law that a difference in `seq` and `layer` breaks: `own` where the call acted."""
+        if seq != self.seq or self.name == "fork":
+            return 7
+        if self.name == "add":
+            return 13
+        return own if self.layer in {None, layer} or layer is None else 4
+
+
+def check_lengths(step: Step, oracle: Oracle) -> None:
+    """Law 4 (13 after add, 7 for another sequence): `seq_len` of every layer."""
+    for seq in oracle.tables:
+        for layer, expected in enumerate(oracle.lens(seq)):
+            found = step.after.lens[seq][layer]
+            if found != expected:
+                law = step.blame(seq, layer, 4)
+                raise LawBroken(
+                    law,
+                    "lengths",
+                    f"seq_len({seq}, {layer}) == {expected}",
+                    f"seq_len({seq}, {layer}) == {found}",
+                )
+
+
+def check_table_lengths(step: Step, oracle: Oracle) -> None:
+    """Law 2: a table covers its longest layer, with no block more."""
+    for seq, table in step.after.tables.items():
+        expected = len(oracle.tables[seq])
+        if len(table) != expected:
+            longest = max(oracle.lens(seq))
+            raise LawBroken(
+                2,
+                "table length",
+                f"{expected} blocks in the table of sequence {seq}, whose longest layer holds {longest}",
+                f"{len(table)} blocks",
+            )
+
+
+def check_conservation(step: Step, oracle: Oracle) -> None:
+    """Law 5: the counts add up, and the two ways to ask for them agree."""
+    stats, total = step.after.stats, oracle.config.num_blocks
+    if stats["free"] + stats["used"] + stats["cached"] != total:
+        raise LawBroken(5, "conservation", f"free + used + cached == {total}", f"stats() == {stats}")
+    if step.after.free != stats["free"] + stats["cached"]:
+        raise LawBroken(
+            5, "conservation", f"num_free_blocks() == free + cached of {stats}", f"{step.after.free}"
+        )
+
+
+def check_references(step: Step, oracle: Oracle) -> None:
+    """Law 6: used blocks are the blocks in tables. More used is a leak; fewer, and a held block is free."""
+    held = len({block for table in step.after.tables.values() for block in table})
+    used = step.after.stats["used"]
+    if used != held:
+        what = "leaked" if used > held else "free although a table holds it"
+        many = f"{abs(used - held)} {what}, of {oracle.config.num_blocks}"
+        raise LawBroken(
+            6, "references", f"{held} used: the distinct blocks in all tables", f"{used} used ({many})"
+        )
+
+
+def sharing(tables: dict[int, list[int]]) -> Sharing:
+    """For each place in a table, the places that hold the same block."""
+    holders: dict[int, list[Place]] = {}
+    for seq, table in tables.items():
+        for i, block in enumerate(table):
+            holders.setdefault(block, []).append((seq, i))
+    return {place: together for together in map(frozenset, holders.values()) for place in together}
+
+
+def check_sharing(step: Step, oracle: Oracle) -> None:
+    """Laws 6, 7, 8: two tables hold the same block exactly where the oracle says so. Ids do not matter."""
+    expected, found = sharing(oracle.tables), sharing(step.after.tables)
+    for place in sorted(expected):
+        if expected[place] == found[place]:
+            continue
+        for other in sorted(found[place] - expected[place]):
+            law = 7 if step.name == "fork" else 8 if other in step.shared.get(place, ()) else 6
+            raise LawBroken(
+                law, "sharing", f"{_holds(place)} not shared with {_holds(other)}", "one block in both"
+            )
+        other = min(expected[place] - found[place])
+        law = 7 if step.name == "fork" else 8
+        raise LawBroken(
+            law, "sharing", f"{_holds(place)} shared with {_holds(other)}", "two different blocks"
+        )
+
+
+def _holds(place: Place) -> str:
+    return f"block {place[1]} of sequence {place[0]}"
+
+
+def check_cost(step: Step, oracle: Oracle) -> None:
+    """Law 9: an append takes exactly what it costs (7: a fork takes nothing)."""
+    if step.name not in {"append", "fork"}:
+        return
+    taken = step.before.free - step.after.free
+    if taken != step.cost:
+        law = 9 if step.name == "append" else 7
+        raise LawBroken(law, "cost", f"{step.cost} blocks taken", f"{taken}, of {oracle.config.num_blocks}")
+
+
+def check_contents(step: Step, oracle: Oracle, *, own: bool) -> None:
+    """Law 3, 4 or 13 for the sequence the call acted on (`own`); law 7 for all others."""
+    for seq, layers in oracle.contents.items():
+        if (seq == step.seq) != own:
+            continue
+        order = sorted(range(len(layers)), key=lambda layer: layer != step.layer)
+        for layer in order:
+            for name, right, seen in zip("KV", layers[layer], step.after.contents[seq][layer], strict=True):
+                law = step.blame(seq, layer, 3)
+                where = f"{name} of gather({seq}, {layer})"
+                if seen.shape != right.shape:
+                    raise LawBroken(law, "contents", f"{where} has shape {right.shape}", f"{seen.shape}")
+                wrong = seen != right.view(np.uint16)
+                if wrong.any():
+                    at = tuple(int(i) for i in np.argwhere(wrong)[0])
+                    value = seen.view(np.float16)[at]
+                    law = 12 if value == JUNK else law
+                    raise LawBroken(law, "contents", f"{where}{list(at)} == {right[at]!s}", f"{value!s}")
+
+
+def check_unchanged(before: View, after: View, call: str) -> None:
+    """Law 10: a refused call changed nothing."""
+    for what, old, new in _differences(before, after):
+        raise LawBroken(10, "unchanged", f"{what} == {old} after the refused {call}", f"{new}")
+
+
+def _differences(before: View, after: View) -> Iterator[tuple[str, Any, Any]]:
+    if before.stats != after.stats or before.free != after.free:
+        yield "stats()", before.stats, after.stats
+    for seq in before.tables:
+        if before.lens[seq] != after.lens[seq]:
+            yield f"lengths of sequence {seq}", before.lens[seq], after.lens[seq]
+        if before.tables[seq] != after.tables[seq]:
+            yield f"block_table({seq})", before.tables[seq], after.tables[seq]
+        for layer, pair in enumerate(before.contents[seq]):
+            for name, old, new in zip("KV", pair, after.contents[seq][layer], strict=True):
+                if not np.array_equal(old, new):
+                    where = f"{name} of gather({seq}, {layer})"
+                    yield where, old.view(np.float16).tolist(), new.view(np.float16).tolist()

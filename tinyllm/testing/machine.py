@@ -1,0 +1,206 @@
+"""A Hypothesis state machine that looks for a program of cache operations that breaks a law.
+
+To hold a cache of your own to it, override one method:
+
+    class Mine(CacheMachine):
+        def make_cache(self, config):
+            return MyCache(*config)
+
+    TestMine = state_machine_test(Mine)
+
+Every step is a line of a trace, run and checked by `Run`. The numbers below were chosen by measuring which
+planted bugs a random program finds: layers must be appended to unevenly, and forked while they are uneven.
+"""
+
+import sys
+from collections import Counter
+from typing import Any, ClassVar
+
+import numpy as np
+from hypothesis import seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tinyllm.testing import trace
+from tinyllm.testing.contract import CAPABILITIES, Config, PagedCache
+from tinyllm.testing.profiles import current_profile
+from tinyllm.testing.run import Run
+from tinyllm.testing.trace import FORMS, Op
+
+IDS = range(4)  # few, so that ids are used again
+BLOCKS = (2, 9)  # tiny pools fill up, and what is freed is soon used again
+SIZES = (1, 4)  # of a block: position arithmetic shows its faults at small B
+LAYERS = (1, 3)  # mostly several: many faults need a layer that lags
+WIDE = st.sampled_from([2, 2, 2, 3, 1])  # heads and dims: a swapped axis hides where a size is 1
+
+VALID_FORMS = sorted(name for name, form in FORMS.items() if not form.refusal)
+WRONG_FORMS = sorted(name for name, form in FORMS.items() if form.refusal)
+SPECIAL = [
+    *(np.nan, np.inf, -np.inf, -0.0, 0.0),
+    *(65504.0, 65519.9, 65520.0, -1e30),  # float16's largest value, and the edge of overflow
+    *(2.0**-24, 2.0**-25, 1.5 * 2.0**-25, 6.1e-5),  # its subnormals, and ties between them
+    *(1.0 + 2.0**-11, 1.0 + 3 * 2.0**-11, 0.1, 2049.0),  # ties to even, and plain rounding
+]
+
+configs = st.builds(Config, st.integers(*BLOCKS), st.integers(*SIZES), st.integers(*LAYERS), WIDE, WIDE)
+live = st.runner().flatmap(lambda machine: st.sampled_from(sorted(machine.run.oracle.tables)))
+unused = st.runner().flatmap(lambda m: st.sampled_from([i for i in IDS if i not in m.run.oracle.tables]))
+layers = st.runner().flatmap(lambda machine: st.integers(0, machine.run.config.n_layers - 1))
+# Up to three blocks at once: an append that starts, fills and leaves blocks.
+tokens = st.runner().flatmap(lambda machine: st.integers(1, 3 * machine.run.config.block_size))
+
+
+def _some_live(machine: "CacheMachine") -> bool:
+    return bool(machine.run.oracle.tables)
+
+
+def _some_unused(machine: "CacheMachine") -> bool:
+    return len(machine.run.oracle.tables) < len(IDS)
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Random programs on one cache. Override `make_cache`; the reference is the default."""
+
+    capabilities = frozenset(CAPABILITIES)
+    factory: Any = None
+    """Set instead of overriding `make_cache` when a factory exists already; stories then name it."""
+    tally: ClassVar[Counter[str]] = Counter()
+    """How many programs and lines were run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run = Run(self.factory or self._made)
+        self._raised = sys.exc_info()[1]
+
+    def _made(self, *sizes: int) -> PagedCache:
+        return self.make_cache(Config(*sizes))
+
+    def make_cache(self, config: Config) -> PagedCache:
+        """The cache under test, new and empty."""
+        from tinyllm.infer.paged import PagedKVCache  # noqa: PLC0415 - the default implementation
+
+        return PagedKVCache(*config)
+
+    def line(self, name: str, *args: int | float, **more: Any) -> None:
+        """Run one line of the program; whether it must be refused, and how, is the oracle's to say."""
+        op = Op(name, args, **more)
+        self.run.do(op._replace(refusal=min(self.run.refusals(op), default="")))
+
+    @initialize(config=configs, first=st.integers(1, 6))
+    def new(self, config: Config, first: int) -> None:
+        """A cache that already holds a sequence, with something in it: most faults need one."""
+        self.line("new", *config)
+        self.run.step(Op("add", (0,)))
+        self.line("append", 0, 0, first)
+
+    @precondition(_some_unused)
+    @rule(seq=unused)
+    def add(self, seq: int) -> None:
+        """An empty sequence, often under an id that was freed."""
+        self.line("add", seq)
+
+    @precondition(lambda self: _some_live(self) and _some_unused(self))
+    @rule(parent=live, child=unused)
+    def fork(self, parent: int, child: int) -> None:
+        """A fork, at whatever unevenness the layers have."""
+        self.line("fork", parent, child)
+
+    @precondition(_some_live)
+    @rule(seq=live, layer=layers, n=tokens)
+    def append(self, seq: int, layer: int, n: int) -> None:
+        """An append to one layer; refused if, and only if, the pool cannot pay for it."""
+        self.line("append", seq, layer, n)
+
+    @precondition(_some_live)
+    @rule(seq=live, layer=layers, n=tokens)
+    def append_more(self, seq: int, layer: int, n: int) -> None:
+        """A second rule for the move that matters most, so that it is drawn twice as often."""
+        self.line("append", seq, layer, n)
+
+    @precondition(_some_live)
+    @rule(seq=live, layer=layers, n=st.integers(1, 3), form=st.sampled_from(VALID_FORMS))
+    def append_in_another_form(self, seq: int, layer: int, n: int, form: str) -> None:
+        """Lists, strides, read-only arrays and other dtypes (law 12)."""
+        self.line("append", seq, layer, n, form=form)
+
+    @precondition(_some_live)
+    @rule(seq=live, layer=layers, data=st.data())
+    def append_special_values(self, seq: int, layer: int, data: st.DataObject) -> None:
+        """Values at the edges of float16 (law 3)."""
+        config = self.run.config
+        count = config.n_kv_heads * config.d_head
+        some = st.lists(st.sampled_from(SPECIAL), min_size=count, max_size=count)
+        k, v = (trace.encode(np.array(data.draw(some), np.float32)) for _ in "kv")
+        self.line("append", seq, layer, 1, data=(k, v))
+
+    @precondition(_some_live)
+    @rule(seq=live)
+    def free(self, seq: int) -> None:
+        """A sequence ends."""
+        self.line("free", seq)
+
+    @precondition(_some_live)
+    @rule(seq=live, layer=layers, form=st.sampled_from(WRONG_FORMS))
+    def append_wrong_arrays(self, seq: int, layer: int, form: str) -> None:
+        """Arrays of a wrong shape or dtype are refused, and change nothing (laws 10, 15)."""
+        self.line("append", seq, layer, 1, form=form)
+
+    @precondition(_some_live)
+    @rule(seq=live, data=st.data())
+    def wrong_argument(self, seq: int, data: st.DataObject) -> None:
+        """An id, a layer or a count that is out of bounds is refused, and changes nothing (laws 10, 15)."""
+        gone, end = len(IDS), self.run.config.n_layers
+        calls: list[tuple[str, tuple[int | float, ...]]] = [
+            ("add", (seq,)),
+            ("add", (0.5,)),
+            ("fork", (gone, gone + 1)),
+            ("fork", (seq, seq)),
+            ("free", (gone,)),
+            ("table", (gone,)),
+            *(("append", (seq, layer, 1)) for layer in (end, -1, 0.5)),
+            ("append", (gone, 0, 1)),
+            ("append", (seq, 0, 0)),
+            *((read, args) for read in ("len", "gather") for args in ((gone, 0), (seq, end), (seq, -1))),
+        ]
+        name, args = data.draw(st.sampled_from(calls))
+        self.line(name, *args)
+
+    @invariant()
+    def block_conservation(self) -> None:
+        """Every block is free or held, tables are as long as they must be, and sharing is as expected."""
+        self.run.block_conservation()
+
+    @invariant()
+    def parent_immutability(self) -> None:
+        """Every sequence but the one acted on equals the snapshot taken before the step."""
+        self.run.parent_immutability()
+
+    def teardown(self) -> None:
+        """Free everything, find the pool whole, and use the recycled blocks once more."""
+        self.tally.update(programs=1, lines=len(self.run.ops))
+        if sys.exc_info()[1] is not self._raised or not self.run.ops:
+            return  # a law is broken already, or the example was cut short
+        for seq in list(self.run.oracle.tables):
+            self.run.step(Op("free", (seq,)))
+        blocks, size, *_ = self.run.config
+        self.run.step(Op("add", (0,)))
+        self.run.step(Op("append", (0, self.run.config.n_layers - 1, blocks * size)))
+        self.run.step(Op("append", (0, 0, blocks * size + 1), refusal="OutOfBlocks"))
+        self.run.step(Op("free", (0,)))
+        self.run.step(Op("close"))
+
+
+def shard(machine: type[CacheMachine], number: int, factory: Any = None) -> type[CacheMachine]:
+    """A subclass that draws programs of its own: Hypothesis reads the seed from the class."""
+    body: dict[str, Any] = {"tally": Counter()}
+    if factory is not None:
+        body["factory"] = staticmethod(factory)
+    made: type[CacheMachine] = seed(number)(type(machine.__name__, (machine,), body))
+    return made
+
+
+def state_machine_test(machine: type[CacheMachine], profile: settings | None = None) -> Any:
+    """A unittest class for pytest to collect, under a name that starts with `Test`."""
+    test = machine.TestCase
+    test.settings = profile if profile is not None else current_profile()
+    return test

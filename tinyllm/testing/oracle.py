@@ -1,0 +1,88 @@
+"""What a right cache holds, told without paging: contiguous arrays, and who shares what.
+
+The oracle stores contents as `{seq: [(K, V) of each layer]}`, so it cannot share a mistake about slots or
+blocks with the cache it judges. Of paging it knows only names: `tables` gives each block a number that is
+never used again, which is enough to say how long a table is, which tables share, and what an append costs.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinyllm.testing.contract import Config
+
+Half = NDArray[np.float16]
+
+
+def half(values: Any) -> Half:
+    """Values rounded once to float16 by NumPy's cast, without a warning; every NaN the same NaN (law 3)."""
+    with np.errstate(all="ignore"):
+        rounded = np.array(values).astype(np.float16)
+    rounded[np.isnan(rounded)] = np.nan
+    return rounded
+
+
+class Oracle:
+    """The state that a right cache of these sizes has. Operations here never fail: ask `cost` first."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.contents: dict[int, list[tuple[Half, Half]]] = {}
+        self.tables: dict[int, list[int]] = {}
+        self._next = 0
+
+    def lens(self, seq: int) -> list[int]:
+        """Positions in each layer."""
+        return [k.shape[1] for k, _ in self.contents[seq]]
+
+    def used(self) -> int:
+        """Distinct blocks in all tables (law 5)."""
+        return len({block for table in self.tables.values() for block in table})
+
+    def free_blocks(self) -> int:
+        """Blocks in no table (law 6)."""
+        return self.config.num_blocks - self.used()
+
+    def add(self, seq: int) -> None:
+        """An empty sequence (law 13)."""
+        empty = np.zeros((self.config.n_kv_heads, 0, self.config.d_head), np.float16)
+        self.contents[seq] = [(empty, empty)] * self.config.n_layers
+        self.tables[seq] = []
+
+    def fork(self, parent: int, child: int) -> None:
+        """An equal, which shares every block (law 7)."""
+        self.contents[child] = list(self.contents[parent])
+        self.tables[child] = list(self.tables[parent])
+
+    def free(self, seq: int) -> None:
+        """Gone, with its references (law 6)."""
+        del self.contents[seq], self.tables[seq]
+
+    def append(self, seq: int, layer: int, k: Any, v: Any) -> None:
+        """Contents grow at their end; blocks written into are the writer's alone afterwards (laws 3, 8)."""
+        old_k, old_v = self.contents[seq][layer]
+        new_k = np.concatenate([old_k, half(k)], axis=1)
+        self.tables[seq] = self._written(seq, layer, new_k.shape[1] - old_k.shape[1])
+        self.contents[seq][layer] = (new_k, np.concatenate([old_v, half(v)], axis=1))
+        self._next = max(self._next, *self.tables[seq]) + 1
+
+    def cost(self, seq: int, layer: int, tokens: int) -> int:
+        """Blocks that appending `tokens` positions takes (law 9)."""
+        return sum(block >= self._next for block in self._written(seq, layer, tokens))
+
+    def _written(self, seq: int, layer: int, tokens: int) -> list[int]:
+        """The table after an append; new blocks are numbered from `_next`."""
+        table = list(self.tables[seq])
+        others = {b for other, held in self.tables.items() if other != seq for b in held}
+        start = self.contents[seq][layer][0].shape[1]
+        fresh = self._next
+        for position in range(start, start + tokens):
+            i = position // self.config.block_size
+            if i == len(table):
+                table.append(fresh)
+                fresh += 1
+            elif table[i] in others:
+                table[i] = fresh
+                fresh += 1
+        return table

@@ -1,0 +1,189 @@
+"""The trace language: a program of cache operations, a line each, readable aloud.
+
+    new 4 2 1 1 2             # blocks, block size, layers, heads, dims: a fresh, empty cache
+    add 0
+    append 0 0 3              # sequence, layer, tokens
+    append 0 0 2 as strided   # the same, handed over in another form
+    append 0 0 1 KHEX VHEX    # with data: little-endian float32, C order [H, T, D]
+    fork 0 1
+    append 1 0 9 ! OutOfBlocks   # must be refused, by an error of that name
+    table 0                   # reads: also len SEQ LAYER, gather SEQ LAYER, stats
+    free 0
+    close
+
+`#` starts a comment. An append without data stores the next values of one pattern: for the i-th scalar since
+`new`, in C order of [H, T, D], k = 1 + (i mod 2039) and v = -k, which float16 holds exactly. A refused append
+does not advance i. A number that is not whole (`add 1.5`) is handed over as it is, to be refused.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinyllm.testing.contract import Config
+
+Values = NDArray[np.float32]
+PATTERN = 2039  # the largest prime whose multiples up to it float16 holds exactly (its integers end at 2048)
+
+ARGUMENTS = {
+    "new": ("blocks", "block size", "layers", "heads", "dims"),
+    "add": ("sequence",),
+    "fork": ("parent", "child"),
+    "append": ("sequence", "layer", "tokens"),
+    "free": ("sequence",),
+    "table": ("sequence",),
+    "len": ("sequence", "layer"),
+    "gather": ("sequence", "layer"),
+    "stats": (),
+    "close": (),
+}
+
+
+class TraceError(ValueError):
+    """A trace that cannot be read, or that asks for what its own state forbids."""
+
+
+class _Unconvertible:
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("this object refuses to become an array")
+
+
+class Form(NamedTuple):
+    """A way to hand K and V over, and the error that must come, if one must."""
+
+    make: Callable[[Values, Values], tuple[Any, Any]]
+    refusal: str = ""
+
+
+def _each(change: Callable[[Values], Any], refusal: str = "") -> Form:
+    return Form(lambda k, v: (change(k), change(v)), refusal)
+
+
+def _read_only(values: Values) -> Values:
+    values.flags.writeable = False
+    return values
+
+
+FORMS = {
+    "strided": _each(lambda a: np.repeat(a, 2, axis=2)[:, :, ::2]),
+    "reversed": _each(lambda a: np.ascontiguousarray(a[:, ::-1])[:, ::-1]),
+    "fortran": _each(np.asfortranarray),
+    "readonly": _each(_read_only),
+    "list": _each(lambda a: a.tolist()),
+    "float16": _each(lambda a: a.astype(np.float16)),
+    "float64": _each(lambda a: a.astype(np.float64)),
+    "int64": _each(lambda a: a.astype(np.int64)),
+    "rank2": _each(lambda a: a[0], "ValueError"),
+    "rank4": _each(lambda a: a[None], "ValueError"),
+    "heads": _each(lambda a: np.concatenate([a, a]), "ValueError"),
+    "dims": _each(lambda a: np.concatenate([a, a], axis=2), "ValueError"),
+    "unequal": Form(lambda k, v: (k, np.concatenate([v, v], axis=1)), "ValueError"),
+    "bool": _each(lambda a: a.astype(np.bool_), "TypeError"),
+    "complex": _each(lambda a: a.astype(np.complex64), "TypeError"),
+    "object": _each(lambda a: a.astype(object), "TypeError"),
+    "str": _each(lambda a: a.astype(str), "TypeError"),
+    "broken-k": Form(lambda _, v: (_Unconvertible(), v), "Exception"),
+    "broken-v": Form(lambda k, _: (k, _Unconvertible()), "Exception"),
+}
+
+
+class Op(NamedTuple):
+    """One line of a trace."""
+
+    name: str
+    args: tuple[int | float, ...] = ()
+    form: str = ""
+    data: tuple[str, str] | None = None
+    refusal: str = ""
+
+    def __str__(self) -> str:
+        words = [self.name, *map(str, self.args), *(self.data or ())]
+        words += ["as", self.form] if self.form else []
+        words += ["!", self.refusal] if self.refusal else []
+        return " ".join(words)
+
+
+def parse(text: str) -> list[Op]:
+    """The operations of a trace. Raises TraceError, which names the line and what is wrong with it."""
+    ops = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split("#", 1)[0].split()
+        if words:
+            try:
+                ops.append(_parse_line(words))
+            except TraceError as error:
+                raise TraceError(f"line {number}: {error}: {line.strip()}") from None
+    return ops
+
+
+def _parse_line(words: list[str]) -> Op:
+    refusal = form = ""
+    name, *words = words
+    if name not in ARGUMENTS:
+        raise TraceError(f"{name!r} is no operation; there are {', '.join(ARGUMENTS)}")
+    if "!" in words:
+        at = words.index("!")
+        words, after = words[:at], words[at + 1 :]
+        if len(after) != 1 or not after[0].isidentifier():
+            raise TraceError("! is followed by the name of one error")
+        refusal = after[0]
+    if "as" in words and name == "append":
+        at = words.index("as")
+        words, after = words[:at], words[at + 1 :]
+        if len(after) != 1 or after[0] not in FORMS:
+            raise TraceError(f"as is followed by one of {', '.join(FORMS)}")
+        form = after[0]
+    wanted = ARGUMENTS[name]
+    args, rest = words[: len(wanted)], words[len(wanted) :]
+    if len(args) < len(wanted) or (rest and not (name == "append" and len(rest) == 2 and not form)):
+        raise TraceError(f"{name} takes {', '.join(wanted) or 'nothing'}")
+    for word in rest:
+        _decode(word)
+    return Op(
+        name, tuple(_number(word) for word in args), form, (rest[0], rest[1]) if rest else None, refusal
+    )
+
+
+def _number(word: str) -> int | float:
+    try:
+        return int(word)
+    except ValueError:
+        pass
+    try:
+        return float(word)
+    except ValueError:
+        raise TraceError(f"{word!r} is no number") from None
+
+
+def _decode(word: str) -> Values:
+    try:
+        return np.frombuffer(bytes.fromhex(word), "<f4").astype(np.float32)
+    except ValueError:
+        raise TraceError(f"{word[:20]!r} is not the hex of float32 values") from None
+
+
+def encode(values: Any) -> str:
+    """Values as the hex of little-endian float32 in C order."""
+    return np.ascontiguousarray(values, "<f4").tobytes().hex()
+
+
+def pattern(start: int, config: Config, tokens: int) -> tuple[Values, Values]:
+    """The K and V of an append without data whose first scalar is number `start` since `new`."""
+    shape = (config.n_kv_heads, tokens, config.d_head)
+    i = np.arange(start, start + config.n_kv_heads * tokens * config.d_head)
+    k = (1 + i % PATTERN).astype(np.float32).reshape(shape)
+    return k, -k
+
+
+def values(op: Op, start: int, config: Config) -> tuple[Values, Values]:
+    """The K and V `[H, T, D]` that an append line stands for. Raises TraceError when data does not fit."""
+    tokens = max(0, int(op.args[2]))
+    if op.data is None:
+        return pattern(start, config, tokens)
+    shape = (config.n_kv_heads, tokens, config.d_head)
+    k, v = (_decode(word) for word in op.data)
+    if k.size != v.size or k.size != config.n_kv_heads * tokens * config.d_head:
+        raise TraceError(f"{op.name} {op.args}: data of {k.size} and {v.size} values for shape {shape}")
+    return k.reshape(shape), v.reshape(shape)
