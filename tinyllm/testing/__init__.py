@@ -24,6 +24,7 @@ _HOMES = {
     "load": "implementation",
     "parse": "trace",
     "replay": "run",
+    "shorten": "shorten",
     "state_machine_test": "machine",
 }
 __all__ = sorted(_HOMES)  # noqa: PLE0605

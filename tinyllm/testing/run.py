@@ -282,25 +282,6 @@ def replay(factory: Factory, text: str) -> Run:
     return run
 
 
-def shorten(factory: Factory, broken: LawBroken) -> LawBroken:
-    """The same law broken by a program from which no single line can be left out any more."""
-    ops = parse(broken.trace)
-    i = len(ops) - 1
-    while i >= 0:
-        rest = ops[:i] + ops[i + 1 :]
-        try:
-            replay(factory, "".join(f"{op}\n" for op in rest))
-        except LawBroken as again:
-            if again.law == broken.law:
-                broken = again
-                ops = parse(again.trace)
-                i = min(i, len(ops))
-        except TraceError:
-            pass
-        i -= 1
-    return broken
-
-
 def _wrong_sizes(sizes: tuple[int | float, ...]) -> Iterable[str]:
     if any(isinstance(size, float) for size in sizes):
         yield "TypeError"
