@@ -61,9 +61,7 @@ class Bug:
         for edit in self.edits:
             count = text.count(edit.find)
             if count != 1:
-                raise BugError(
-                    f"{self.id}: this text stands {count} times in the source, not once:\n{edit.find}"
-                )
+                raise BugError(f"{self.id}: this text stands {count} times in the source:\n{edit.find}")
             text = text.replace(edit.find, edit.replace)
         if text == source:
             raise BugError(f"{self.id}: its edits change nothing")
@@ -116,7 +114,9 @@ def _bug(path: Path, number: int, entry: Any) -> Bug:
         raise BugError(f"{where}: {entry['id']!r} is no id: letters, digits, '.', '_' and '-'")
     if not isinstance(edits, list) or not edits or not all(_is_edit(edit) for edit in edits):
         raise BugError(f"{where}: edits must be one or more tables of find and replace, find not empty")
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()
+    }
     return Bug(edits=tuple(Edit(**edit) for edit in edits), **values)
 
 

@@ -43,6 +43,6 @@ def _smaller(ops: list[Op]) -> Iterable[list[Op]]:
         simpler = [op._replace(form=""), op._replace(data=None)]
         for at, number in enumerate(op.args):
             lower = {0, 1, int(number) // 2, int(number) - 1} if isinstance(number, int) else set()
-            for value in sorted(v for v in lower if 0 <= v < number):
-                simpler.append(op._replace(args=(*op.args[:at], value, *op.args[at + 1 :])))
+            values = sorted(v for v in lower if 0 <= v < number)
+            simpler += [op._replace(args=(*op.args[:at], value, *op.args[at + 1 :])) for value in values]
         yield from ([*ops[:i], one, *ops[i + 1 :]] for one in simpler if one != op)
