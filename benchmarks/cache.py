@@ -1,0 +1,265 @@
+"""How the paged cache compares with contiguous arrays, in time and in memory: `python benchmarks/cache.py`.
+
+Every figure is a ratio to a baseline measured in the same process, a pair at a time, so that a busy machine
+slows both. Shapes are those of SmolLM2-135M: 30 layers, 3 key/value heads, 64 dimensions; blocks of 16
+positions. Needs the extra `check`. Exit code: 0 every target is met, 1 one is missed.
+"""
+
+import argparse
+import gc
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+from rich.console import Console
+from rich.table import Table
+
+from tinyllm.infer.kvcache import KVCache
+from tinyllm.infer.paged import PagedKVCache
+
+LAYERS, HEADS, DIMS, BLOCK = 30, 3, 64, 16
+POSITION_BYTES = LAYERS * 2 * HEADS * DIMS * 2  # K and V of one position, float16
+POOL = 20_000  # blocks, 7.4 GB of address space: far more than is ever touched
+WARM_UP = 3  # rounds that fill caches and settle the allocator
+SMAPS = Path("/proc/self/smaps_rollup")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement: both sides in words, and the ratio with the most it may be."""
+
+    what: str
+    baseline: str
+    ratio: float
+    target: float | None = None
+    unit: str = "x"
+
+    def verdict(self) -> str:
+        """`met`, `missed`, or nothing without a target."""
+        if self.target is None:
+            return ""
+        return "met" if self.ratio <= self.target else "missed"
+
+
+def chunk(tokens: int, dtype: DTypeLike = np.float32) -> NDArray[Any]:
+    """K or V of some positions, `[HEADS, tokens, DIMS]`."""
+    return np.random.default_rng(tokens).standard_normal((HEADS, tokens, DIMS)).astype(dtype)
+
+
+def new_pool(positions: int, scattered: bool = False) -> PagedKVCache:
+    """A warm pool whose next blocks are neighbours, or one by one apart, with room for `positions`."""
+    blocks = 2 * -(-positions // BLOCK)
+    pool = PagedKVCache(blocks, BLOCK, LAYERS, HEADS, DIMS)
+    one = chunk(BLOCK)
+    pool.add_seq(-1)
+    pool.add_seq(-2)
+    for i in range(blocks):
+        for layer in range(LAYERS):  # every layer, so that all memory has been touched
+            pool.append(-1 - i % 2 if scattered else -1, layer, one, one)
+    pool.free(-1)
+    pool.add_seq(0)
+    return pool
+
+
+def new_contiguous(positions: int) -> KVCache:
+    """A full cache of `positions`, so that its memory has been touched."""
+    cache = KVCache(positions, LAYERS, HEADS, DIMS)
+    one = chunk(positions)
+    for layer in range(LAYERS):
+        cache.append(layer, one, one)
+    return cache
+
+
+def rewind(cache: KVCache, length: int = 0) -> None:
+    """Shorten a cache, which only a benchmark wants: a new one would have cold memory."""
+    cache._lens[:] = [length] * LAYERS
+
+
+def paired(
+    baseline: Callable[[], object],
+    subject: Callable[[], object],
+    rounds: int,
+    reset: Callable[[], object] = lambda: None,
+) -> float:
+    """Median of `subject / baseline`, timed in turns; `reset` runs before each pair, untimed."""
+    ratios = []
+    for turn in range(rounds + WARM_UP):
+        reset()
+        times = []
+        for run in (baseline, subject):
+            start = perf_counter_ns()
+            run()
+            times.append(perf_counter_ns() - start)
+        if turn >= WARM_UP:
+            ratios.append(times[1] / times[0])
+    return statistics.median(ratios)
+
+
+def each_layer(act: Callable[[int], object], times: int = 1) -> Callable[[], None]:
+    """What calls `act` for every layer, results dropped at once: the same loop around both sides of a pair."""
+
+    def run() -> None:
+        for _ in range(times):
+            for layer in range(LAYERS):
+                act(layer)
+
+    return run
+
+
+def copied(cache: KVCache, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """What `gather` of a paged cache has to beat: K and V of a layer, copied."""
+    k, v = cache.gather(layer)
+    return k.copy(), v.copy()
+
+
+def refill(pool: PagedKVCache, contiguous: KVCache, positions: int) -> None:
+    """Put sequence 0 of the pool, and the contiguous cache, back to so many positions."""
+    rewind(contiguous, positions)
+    pool.free(0)
+    pool.add_seq(0)
+    if positions:
+        prompt = chunk(positions)
+        each_layer(lambda layer: pool.append(0, layer, prompt, prompt))()
+
+
+def gather(positions: int, scattered: bool, rounds: int) -> float:
+    """Gather every layer, against copying the same positions from contiguous arrays."""
+    pool, contiguous = new_pool(positions, scattered), new_contiguous(positions)
+    refill(pool, contiguous, positions)
+    baseline = each_layer(lambda layer: copied(contiguous, layer))
+    return paired(baseline, each_layer(lambda layer: pool.gather(0, layer)), rounds)
+
+
+def prefill(positions: int, dtype: DTypeLike, scattered: bool, rounds: int) -> float:
+    """Append one chunk to every layer of an empty sequence, against the contiguous cache."""
+    pool, contiguous = new_pool(positions, scattered), new_contiguous(positions)
+    k, v = chunk(positions, dtype), -chunk(positions, dtype)
+    baseline = each_layer(lambda layer: contiguous.append(layer, k, v))
+    subject = each_layer(lambda layer: pool.append(0, layer, k, v))
+    return paired(baseline, subject, rounds, lambda: refill(pool, contiguous, 0))
+
+
+def decode(bare: bool, rounds: int) -> float:
+    """Append 64 positions after 512, one by one, against the contiguous cache or two writes into arrays."""
+    first, steps = 512, 64
+    pool, contiguous = new_pool(first + steps), new_contiguous(first + steps)
+    k, v = chunk(1), -chunk(1)
+    shape = (LAYERS, HEADS, first + steps, DIMS)
+    array_k, array_v = np.ones(shape, np.float16), np.ones(shape, np.float16)
+
+    def write(layer: int) -> None:
+        array_k[layer, :, first : first + 1] = k
+        array_v[layer, :, first : first + 1] = v
+
+    baseline = each_layer(write if bare else lambda layer: contiguous.append(layer, k, v), steps)
+    subject = each_layer(lambda layer: pool.append(0, layer, k, v), steps)
+    return paired(baseline, subject, rounds, lambda: refill(pool, contiguous, first))
+
+
+def fork(positions: int, rounds: int) -> float:
+    """Fork a sequence and free the child, against copying its contiguous arrays."""
+    pool, contiguous = new_pool(positions), new_contiguous(positions)
+    refill(pool, contiguous, positions)
+
+    def subject() -> None:
+        pool.fork(0, 1)
+        pool.free(1)
+
+    return paired(each_layer(lambda layer: copied(contiguous, layer)), subject, rounds)
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory."""
+    lines = SMAPS.read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("Rss:"))
+
+
+def memory(case: str) -> int:
+    """Bytes that a pool makes resident: left idle, or holding two sequences. For a fresh process."""
+    positions = 600
+    one = chunk(1)
+    blocks = 2 * -(-positions // BLOCK) if case == "tight" else POOL
+    PagedKVCache(1, 1, 1, 1, 1).close()  # what a first use loads is not the pool's
+    before = resident()
+    pool = PagedKVCache(blocks, BLOCK, LAYERS, HEADS, DIMS)
+    if case != "idle":
+        pool.add_seq(0)
+        pool.add_seq(1)
+        for i in range(2 * positions):
+            for layer in range(LAYERS):
+                pool.append(i % 2, layer, one, one)
+    return resident() - before
+
+
+def memory_of(case: str) -> int:
+    """`memory` in a process of its own, where no freed memory can be used again."""
+    command = [sys.executable, os.fspath(Path(__file__)), "--memory", case]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)  # noqa: S603 - ourselves
+
+
+def measure(rounds: int) -> list[Row]:
+    """All rows, in the order they are shown."""
+    copying, cache = "copying contiguous arrays", "KVCache.append"
+    near, apart = "neighbouring blocks", "scattered blocks"
+    rows = [
+        Row("gather 512, neighbouring blocks", copying, gather(512, False, 4 * rounds), 1.25),
+        Row("gather 512, scattered blocks", copying, gather(512, True, 4 * rounds)),
+        Row("gather 2,048, neighbouring blocks", copying, gather(2048, False, rounds), 1.25),
+        Row("gather 2,048, scattered blocks", copying, gather(2048, True, rounds)),
+        Row("append 1, decode", cache, decode(False, rounds), 2.0),
+        Row("append 1, decode", "bare slice writes", decode(True, rounds)),
+        Row("append 512 float32, neighbouring blocks", cache, prefill(512, np.float32, False, rounds), 1.4),
+        Row("append 512 float32, scattered blocks", cache, prefill(512, np.float32, True, rounds)),
+        Row("append 512 float16, neighbouring blocks", cache, prefill(512, np.float16, False, rounds)),
+        Row("append 512 float16, scattered blocks", cache, prefill(512, np.float16, True, rounds)),
+        Row("fork and free 2,048", copying, fork(2048, rounds), 0.01),
+    ]
+    if SMAPS.exists():
+        stored = 2 * 600 * POSITION_BYTES
+        roomy, tight = (memory_of(case) / stored for case in ("roomy", "tight"))
+        rows += [
+            Row(f"memory of an idle pool of {POOL:,} blocks", "", memory_of("idle") / 1e6, 20, " MB"),
+            Row(f"memory of 2 x 600 positions, {POOL:,} blocks", "bytes stored", roomy, 1.1),
+            Row("memory of 2 x 600 positions, as few blocks as fit", "bytes stored", tight, 1.1),
+        ]
+    return rows
+
+
+def main() -> int:
+    """Print the table; 1 if a target is missed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=40, help="pairs timed for a row (default: %(default)s)")
+    parser.add_argument("--memory", choices=("idle", "roomy", "tight"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.memory:
+        print(memory(arguments.memory))
+        return 0
+    gc.disable()  # a collection in one half of a pair would count against it
+    rows = measure(arguments.rounds)
+    table = Table("paged cache", "against", title=f"{LAYERS} layers, {HEADS} heads, {DIMS} dims, B = {BLOCK}")
+    for column in ("measured", "at most"):
+        table.add_column(column, justify="right")
+    table.add_column("target")
+    for row in rows:
+        most = "" if row.target is None else f"{row.target:g}{row.unit}"
+        verdict = row.verdict()
+        style = {"met": "green", "missed": "bold red"}.get(verdict)
+        table.add_row(row.what, row.baseline, f"{row.ratio:.3g}{row.unit}", most, verdict, style=style)
+    Console().print(table)
+    if not SMAPS.exists():
+        print(f"memory was not measured: there is no {SMAPS} here")
+    return int(any(row.verdict() == "missed" for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
