@@ -9,6 +9,8 @@ from typing import Any
 
 FOLDER = Path(__file__).parent
 SETS = ("course",)
+MODULE = "tinyllm.infer.paged"
+"""Where the bugs of all sets are planted."""
 
 
 class BugError(ValueError):

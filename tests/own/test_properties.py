@@ -91,10 +91,10 @@ class Model:
         """Blocks an append takes: a copy of each shared block it writes into, and those past the table."""
         tables = {other: self.cache.block_table(other).tolist() for other in self.held}
         others = {block for other, table in tables.items() if other != seq for block in table}
-        start = self.held[seq][layer][0].shape[1]
+        start = int(self.held[seq][layer][0].shape[1])
         first, last = start // self.size, -(-(start + tokens) // self.size)
         copies = sum(block in others for block in tables[seq][first:last])
-        return int(copies) + max(0, last - len(tables[seq]))
+        return copies + max(0, last - len(tables[seq]))
 
     def observe(self) -> dict[str, Any]:
         """Everything a caller can see."""
@@ -211,8 +211,7 @@ WRONG: list[tuple[type[Exception], Callable[[PagedKVCache, Array], object]]] = [
 ]
 
 
-@pytest.mark.parametrize("number", range(len(WRONG)))
-@given(pools, MOVES)
+@given(st.sampled_from(range(len(WRONG))), pools, MOVES)
 def test_a_bad_argument_is_refused_and_changes_nothing(number: int, model: Model, moves: Moves) -> None:
     error, call = WRONG[number]
     model.play([*moves, ("add", 0)])

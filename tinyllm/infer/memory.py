@@ -25,12 +25,12 @@ def zeros(shape: tuple[int, ...]) -> NDArray[np.float16]:
         MemoryError: the system refuses that much address space.
     """
     size = math.prod(shape) * np.dtype(np.float16).itemsize
-    if not hasattr(mmap, "MADV_NOHUGEPAGE"):  # no advice to give here, so nothing to gain
-        return np.zeros(shape, np.float16)
     try:
+        if not hasattr(mmap, "MADV_NOHUGEPAGE"):  # no advice to give here, so nothing to gain
+            return np.zeros(shape, np.float16)
         # Private: a shared mapping, Python's default, would let a forked process write into ours.
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, OverflowError, ValueError) as error:
+    except (MemoryError, OSError, OverflowError, ValueError) as error:
         raise MemoryError(f"cannot map {size:,} bytes for an array of shape {shape}") from error
     with contextlib.suppress(OSError):  # a kernel built without huge pages refuses the advice
         memory.madvise(mmap.MADV_NOHUGEPAGE)

@@ -23,8 +23,7 @@ class OutOfBlocks(RuntimeError):  # noqa: N818 - the chapter's name
 
     def __init__(self, needed: int, free: int) -> None:
         super().__init__(needed, free)
-        self.needed = needed
-        self.free = free
+        self.needed, self.free = needed, free
 
     def __str__(self) -> str:
         return f"the append needs {self.needed} blocks, but only {self.free} are free"
@@ -62,8 +61,7 @@ class PagedKVCache:
         self.d_head = as_size("d_head", d_head)
         # [L, H, slots, D]: block b is slots [b * B, (b + 1) * B), so neighbouring blocks are one slice.
         shape = (self.n_layers, self.n_kv_heads, self.num_blocks * self.block_size, self.d_head)
-        self._k = zeros(shape)
-        self._v = zeros(shape)
+        self._k, self._v = zeros(shape), zeros(shape)
         self._refs = [0] * self.num_blocks  # how many tables hold each block [6]
         self._free = list(range(self.num_blocks - 1, -1, -1))  # a stack: what was freed last goes out next
         self._seqs: dict[int, _Sequence] = {}
@@ -81,6 +79,7 @@ class PagedKVCache:
 
         Raises KeyError: `parent` is not live. ValueError: `child` is. TypeError: an id is not an integer.
         """
+        parent, child = as_integer("parent", parent), as_integer("child", child)
         table, lens = self._live(parent)
         self._seqs[self._unused(child)] = _Sequence(table.copy(), lens.copy())
         for block in table:
@@ -225,15 +224,15 @@ class PagedKVCache:
             raise ValueError("the cache is closed")
 
     def _live(self, seq_id: int) -> _Sequence:
+        seq_id = as_integer("seq_id", seq_id)  # first, since `__index__` may do anything, even close us
         self._check_open()
-        seq_id = as_integer("seq_id", seq_id)
         if seq_id in self._seqs:
             return self._seqs[seq_id]
         raise KeyError(f"sequence {seq_id} is not one of the {len(self._seqs)} live ones")
 
     def _unused(self, seq_id: int) -> int:
-        self._check_open()
         seq_id = as_integer("seq_id", seq_id)
+        self._check_open()
         if seq_id in self._seqs:
             raise ValueError(f"sequence {seq_id} is live; an id can be used again once it is freed")
         return seq_id

@@ -10,7 +10,7 @@ from tinyllm.testing.contract import Factory
 
 DEFAULT = "tinyllm.infer.paged"
 CLASS = "PagedKVCache"
-_loaded: dict[Any, str] = {}
+_loaded: list[tuple[Any, str]] = []  # factories, and how each was named; not all of them can be hashed
 
 
 class ImplementationError(Exception):
@@ -23,7 +23,7 @@ def load(impl: str = DEFAULT) -> Factory:
     Raises:
         ImplementationError: nothing there, not importable, or no such class in it.
     """
-    where, colon, name = impl.partition(":")
+    where, _, name = impl.partition(":")
     name = name or CLASS
     is_path = where.endswith(".py") or "/" in where
     module = _from_file(Path(where)) if is_path else _imported(where)
@@ -35,15 +35,18 @@ def load(impl: str = DEFAULT) -> Factory:
         ) from None
     if not callable(factory):
         raise ImplementationError(f"{name} of {where} is not callable; the kit needs a class or a factory")
-    _loaded[factory] = f"{Path(where).resolve()}{colon}{impl[len(where) + 1 :]}" if is_path else impl
+    impl = f"{Path(where).resolve()}:{name}" if is_path else impl
+    _loaded.append((factory, impl))
     return factory  # type: ignore[no-any-return]
 
 
 def spelling(factory: Factory) -> tuple[list[str], str]:
     """Lines that import `factory` in a fresh interpreter, and the name they give it."""
-    name = getattr(factory, "__name__", "factory")
-    if factory in _loaded:
-        return ["from tinyllm.testing import load, replay", f"{name} = load({_loaded[factory]!r})"], name
+    name = getattr(factory, "__name__", "")
+    name = name if name.isidentifier() else "factory"  # a lambda, or an object that makes caches
+    for known, impl in _loaded:
+        if known is factory:
+            return ["from tinyllm.testing import load, replay", f"{name} = load({impl!r})"], name
     module = getattr(factory, "__module__", "")
     if module != "__main__" and getattr(sys.modules.get(module), name, None) is factory:
         return ["from tinyllm.testing import replay", f"from {module} import {name}"], name
@@ -59,7 +62,7 @@ def _imported(name: str) -> Any:
                 f"there is no module {name!r} here; a file is named with its .py"
             ) from error
         raise ImplementationError(f"{name} imports {error.name!r}, which is not installed") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ImplementationError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
 
 
@@ -81,7 +84,7 @@ def _from_file(path: Path) -> Any:
         raise ImplementationError(f"{path} imports {error.name!r}, which is not installed") from error
     except SyntaxError as error:
         raise ImplementationError(f"{path}, line {error.lineno}: {error.msg}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ImplementationError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
     finally:
         sys.path.pop(0)

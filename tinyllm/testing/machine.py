@@ -23,6 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tinyllm.testing import trace
 from tinyllm.testing.contract import CAPABILITIES, Config, PagedCache
+from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.profiles import current_profile
 from tinyllm.testing.run import Run
 from tinyllm.testing.trace import FORMS, Op
@@ -66,10 +67,12 @@ class CacheMachine(RuleBasedStateMachine):
     """Set instead of overriding `make_cache` when a factory exists already; stories then name it."""
     tally: ClassVar[Counter[str]] = Counter()
     """How many programs and lines were run."""
+    broken: ClassVar[list[LawBroken]] = []
+    """The last law that was seen broken: Hypothesis drops it when the same program passes the next time."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.run = Run(self.factory or self._made)
+        self.run = Run(self.factory or self._made, self.broken)
         self._raised = sys.exc_info()[1]
 
     def _made(self, *sizes: int) -> PagedCache:
@@ -192,7 +195,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 def shard(machine: type[CacheMachine], number: int, factory: Any = None) -> type[CacheMachine]:
     """A subclass that draws programs of its own: Hypothesis reads the seed from the class."""
-    body: dict[str, Any] = {"tally": Counter()}
+    body: dict[str, Any] = {"tally": Counter(), "broken": []}
     if factory is not None:
         body["factory"] = staticmethod(factory)
     made: type[CacheMachine] = seed(number)(type(machine.__name__, (machine,), body))

@@ -36,8 +36,10 @@ LAW_OF = {
 class Run:
     """A cache, the oracle beside it, and the program so far. `step` runs one line and checks every law."""
 
-    def __init__(self, factory: Factory) -> None:
+    def __init__(self, factory: Factory, broken: list[LawBroken] | None = None) -> None:
+        """`broken` receives the law that breaks, if one does, in place of what it held."""
         self.factory = factory
+        self.broken = broken if broken is not None else []
         self.exact_errors = "exact-errors" in capabilities(factory)
         self.ops: list[Op] = []
         self.closed = False
@@ -89,12 +91,12 @@ class Run:
 
     def refusals(self, op: Op) -> frozenset[str]:
         """The errors of which a right cache must raise one, by the oracle; empty when it must succeed."""
-        if op.name == "close":
-            return frozenset()
         if op.name == "new":
             return frozenset(_wrong_sizes(op.args))
         if self._cache is None:
             raise TraceError(f"'{op}' comes before 'new'")
+        if op.name == "close":
+            return frozenset()
         if self.closed:
             return frozenset({"ValueError", *self._wrong_arguments(op)})
         wrong = frozenset(self._wrong_arguments(op))
@@ -134,6 +136,7 @@ class Run:
         except LawBroken as broken:
             broken.trace = "".join(f"{op}\n" for op in self.ops)
             broken.story = tell(broken, self.factory, self.oracle, self.view)
+            self.broken[:] = [broken]
             raise
 
     def _do(self, op: Op, expected: frozenset[str]) -> None:
@@ -146,7 +149,8 @@ class Run:
             self._refused(op, expected, raised)
             return
         if raised is not None:
-            raise LawBroken(LAW_OF[op.name], op.name, f"'{op}' succeeds", _named(raised)) from raised
+            law = 3 if isinstance(raised, Warning) else LAW_OF[op.name]
+            raise LawBroken(law, op.name, f"'{op}' succeeds", _named(raised)) from raised
         self._tell_oracle(op)
         if self.closed:
             return
@@ -157,7 +161,7 @@ class Run:
         layer = int(op.args[1]) if op.name in {"append", "len", "gather"} else None
         self._step = Step(op.name, seq, layer, cost, before, self.view, shared)
 
-    def _refused(self, op: Op, expected: frozenset[str], raised: Exception | None) -> None:
+    def _refused(self, op: Op, expected: frozenset[str], raised: BaseException | None) -> None:
         law = 9 if "OutOfBlocks" in expected else 14 if self.closed else 15
         names = {cls.__name__ for cls in type(raised).__mro__}
         if raised is None:
@@ -169,7 +173,7 @@ class Run:
         before, self.view = self.view, self._look()
         laws.check_unchanged(before, self.view, f"'{op}'")
 
-    def _call(self, op: Op) -> Exception | None:
+    def _call(self, op: Op) -> BaseException | None:
         """Make the call; afterwards overwrite every array that was passed (law 12)."""
         if op.name == "append":
             k, v = trace.values(op, self._scalars, self.config)
@@ -186,27 +190,18 @@ class Run:
         method = {"add": "add_seq", "table": "block_table", "len": "seq_len"}.get(op.name, op.name)
         return self._raises(lambda cache: getattr(cache, method)(*op.args))
 
-    def _new(self, op: Op) -> Exception | None:
-        try:
-            cache = self.factory(*op.args)  # type: ignore[arg-type]
-        except Exception as error:
-            return error
-        if not self.refusals(op):
+    def _new(self, op: Op) -> BaseException | None:
+        cache, error = _attempt(lambda: self.factory(*op.args))  # type: ignore[arg-type]
+        if error is None and not self.refusals(op):
             self._cache, self.closed = cache, False
-        return None
+        return error
 
-    def _raises(self, call: Callable[[Any], Any], strict: bool = False) -> Exception | None:
+    def _raises(self, call: Callable[[Any], Any], strict: bool = False) -> BaseException | None:
         """The error of a call; with `strict` a warning is one too, since rounding never warns (law 3)."""
-        try:
+        with warnings.catch_warnings():
             if strict:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("error")
-                    call(self._cache)
-            else:
-                call(self._cache)
-        except Exception as error:
-            return error
-        return None
+                warnings.simplefilter("error")
+            return _attempt(lambda: call(self._cache))[1]
 
     def _tell_oracle(self, op: Op) -> None:
         args = tuple(int(a) for a in op.args)
@@ -228,19 +223,27 @@ class Run:
         live = list(self.oracle.tables)
         layers = range(self.config.n_layers)
         tables = {seq: self._table(seq) for seq in live}
-        lens = {seq: [self._ask("len", "seq_len", seq, layer) for layer in layers] for seq in live}
+        lens = {seq: [self._count("len", "seq_len", seq, layer) for layer in layers] for seq in live}
         contents = {seq: [self._gather(seq, layer) for layer in layers] for seq in live}
-        stats = self._ask("stats", "stats")
-        if not isinstance(stats, dict) or not {"free", "used", "cached", "evictions"} <= stats.keys():
-            raise LawBroken(5, "stats", "stats() has free, used, cached and evictions", repr(stats))
-        return View(tables, lens, contents, dict(stats), self._ask("stats", "num_free_blocks"))
+        stats, keys = self._ask("stats", "stats"), ("free", "used", "cached", "evictions")
+        if not isinstance(stats, dict) or any(not _is_count(stats.get(key)) for key in keys):
+            raise LawBroken(5, "stats", f"stats() counts {', '.join(keys)}", repr(stats))
+        counts = {key: int(stats[key]) for key in keys}
+        return View(tables, lens, contents, counts, self._count("stats", "num_free_blocks"))
 
     def _ask(self, name: str, method: str, *args: int) -> Any:
-        try:
-            return getattr(self._cache, method)(*args)
-        except Exception as error:
-            call = f"{method}{args}" if len(args) != 1 else f"{method}({args[0]})"
+        answer, error = _attempt(lambda: getattr(self._cache, method)(*args))
+        if error is not None:
+            call = f"{method}({', '.join(map(str, args))})"
             raise LawBroken(LAW_OF[name], name, f"{call} succeeds", _named(error)) from error
+        return answer
+
+    def _count(self, name: str, method: str, *args: int) -> int:
+        answer = self._ask(name, method, *args)
+        if not _is_count(answer):
+            call = f"{method}({', '.join(map(str, args))})"
+            raise LawBroken(LAW_OF[name], name, f"{call} is an integer", repr(answer))
+        return int(answer)
 
     def _table(self, seq: int) -> list[int]:
         table = self._ask("table", "block_table", seq)
@@ -289,7 +292,21 @@ def _wrong_sizes(sizes: tuple[int | float, ...]) -> Iterable[str]:
         yield "ValueError"
 
 
-def _named(error: Exception) -> str:
+def _attempt(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    """What a call returns, or what it raises: the panic of a Rust engine is no Exception, but a finding."""
+    try:
+        return call(), None
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return None, error
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _named(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 

@@ -141,9 +141,10 @@ def _parse_line(words: list[str]) -> Op:
         raise TraceError(f"{name} takes {', '.join(wanted) or 'nothing'}")
     for word in rest:
         _decode(word)
-    return Op(
-        name, tuple(_number(word) for word in args), form, (rest[0], rest[1]) if rest else None, refusal
-    )
+    numbers = tuple(_number(word) for word in args)
+    if name == "append" and not isinstance(numbers[2], int):
+        raise TraceError(f"{args[2]} tokens: a number of tokens is whole")
+    return Op(name, numbers, form, (rest[0], rest[1]) if rest else None, refusal)
 
 
 def _number(word: str) -> int | float:

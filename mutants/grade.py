@@ -1,0 +1,205 @@
+"""Grade a test suite by the planted bugs it kills: baseline, run, confirm, score.
+
+Every run of the suite is a `Job` in a process of its own. A trial is one seed for all bugs, and the clean run
+with that seed is what confirms its kills: what fails on the bug passes without it. Clean runs come before any
+bug, with two seeds at least, and once more at the end: a suite that is red or flaky is refused, not scored.
+"""
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+from mutants.bugs import Bug, BugError
+from mutants.plant import Target
+from mutants.process import Ended, call
+from mutants.verdict import BASELINE, INVALID, USAGE, Grade, GradeError, Result, Trial
+from mutants.worker import Failure, Job, Outcome, run
+
+BASELINE_TIMEOUT = 300.0  # seconds; nothing is known yet of how long the suite takes
+SLACK = 10.0  # a run with a bug may take this many times the clean one, and as many seconds more
+
+Listener = Callable[[str, Bug | None, Trial | None], None]
+"""Told of progress: ("clean", None, None) for a clean run that passed, ("bug", bug, trial) for a trial."""
+
+
+@dataclass
+class Grader:
+    """What to grade, and how.
+
+    Args:
+        tests: paths of tests, as for pytest.
+        target: the module as it is, without a bug.
+        bugs: what to plant.
+        trials: how many seeds.
+        seed: the first of them.
+        jobs: runs at the same time.
+        timeout: seconds for a run; by default it follows from how long a clean run takes.
+        keep_going: run all tests on each bug, for a matrix of bugs and tests.
+        options: more options for pytest.
+        also: another text of the module that the tests must pass on as well: a learner's own.
+    """
+
+    tests: tuple[str, ...]
+    target: Target
+    bugs: list[Bug]
+    trials: int = 1
+    seed: int = 0
+    jobs: int = 1
+    timeout: float | None = None
+    keep_going: bool = False
+    options: tuple[str, ...] = ()
+    also: Target | None = None
+
+    def grade(self, listener: Listener, executor: Executor | None = None) -> Grade:
+        """Grade the suite; `executor` runs the jobs, threads of our own by default.
+
+        Raises:
+            GradeError: there is no verdict: the bugs do not apply, or the baseline is not green.
+        """
+        planted = self._apply()
+        seeds = [self.seed + trial for trial in range(self.trials)]
+        before = _fingerprint(self.tests)
+        self._cancelled = threading.Event()
+        pool = executor or ThreadPoolExecutor(self.jobs, thread_name_prefix="grade")
+        try:
+            count, imported, slowest = self._baseline(pool, seeds, listener)
+            self._unchanged(before)
+            timeout = self.timeout or slowest * SLACK + SLACK
+            if count:
+                results = self._run(pool, planted, seeds, timeout, listener)
+            else:
+                results = [
+                    Result(bug, [Trial(seed, "survived", Outcome()) for seed in seeds]) for bug in self.bugs
+                ]
+            self._unchanged(before)
+        finally:
+            self._cancelled.set()
+            if executor is None:
+                pool.shutdown(wait=True, cancel_futures=True)
+        return Grade(self.target, self.tests, count, results, seeds, imported, slowest)
+
+    def _apply(self) -> dict[str, Target]:
+        try:
+            return {bug.id: self.target.with_source(bug.apply(self.target.source)) for bug in self.bugs}
+        except BugError as error:
+            raise GradeError(INVALID, f"a bug does not apply to {self.target.module}", str(error)) from error
+
+    def _submit(self, pool: Executor, target: Target, seed: int, timeout: float) -> Future[Ended]:
+        job = Job(self.tests, target, seed, self.keep_going, self.options)
+        return pool.submit(call, run, job, timeout=timeout, cancelled=self._cancelled)
+
+    def _baseline(self, pool: Executor, seeds: list[int], listener: Listener) -> tuple[int, bool, float]:
+        """Clean runs with every seed, two at least: how many tests, whether they import it, seconds."""
+        clean = [self.target] + ([self.also] if self.also else [])
+        several = seeds if len(seeds) > 1 else [*seeds, seeds[0] + 1]
+        timeout = self.timeout or BASELINE_TIMEOUT
+        runs = {
+            self._submit(pool, target, seed, timeout): (target, seed) for target in clean for seed in several
+        }
+        outcomes, slowest, red = [], 0.0, []
+        for future in _as_done(runs):
+            ended, (target, seed) = future.result(), runs[future]
+            problem = _problem(ended, timeout)
+            if problem is None:
+                outcomes.append(ended.value)
+                slowest = max(slowest, ended.seconds)
+                listener("clean", None, None)
+            else:
+                red.append((target, seed, problem, ended.output))
+                if problem.code == USAGE:
+                    break
+        if red:
+            target, seed, problem, output = red[0]
+            where = "" if target is self.target else f" on {target.path}"
+            flaky = f"; with another seed they pass: they are flaky{where}" if outcomes else where
+            raise GradeError(problem.code, f"{problem}{flaky} (seed {seed})", output)
+        counts = {outcome.tests for outcome in outcomes}
+        if len(counts) > 1:
+            raise GradeError(BASELINE, f"flaky: the number of tests changes between runs: {sorted(counts)}")
+        return counts.pop(), all(outcome.imported == "planted" for outcome in outcomes), slowest
+
+    def _run(
+        self, pool: Executor, planted: dict[str, Target], seeds: list[int], timeout: float, listener: Listener
+    ) -> list[Result]:
+        """Every bug with every seed, and a last clean run beside them."""
+        results = {bug.id: Result(bug) for bug in self.bugs}
+        runs = {
+            self._submit(pool, target, seed, timeout): (name, seed)
+            for seed in seeds
+            for name, target in planted.items()
+        }
+        last = self._submit(pool, self.target, seeds[0], timeout)
+        for future in _as_done([*runs, last]):
+            ended = future.result()
+            if future is last:
+                if problem := _problem(ended, timeout):
+                    text = f"flaky: clean runs passed, but the last one not: {problem}"
+                    raise GradeError(BASELINE, text, ended.output)
+                continue
+            name, seed = runs[future]
+            trial = _trial(seed, ended, timeout)
+            results[name].trials.append(trial)
+            listener("bug", results[name].bug, trial)
+        for result in results.values():
+            result.trials.sort(key=lambda trial: trial.seed)
+        return list(results.values())
+
+    def _unchanged(self, before: dict[str, str]) -> None:
+        after = _fingerprint(self.tests)
+        changed = sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
+        if changed:
+            raise GradeError(BASELINE, f"the tests changed while they were graded: {', '.join(changed)}")
+
+
+def _trial(seed: int, ended: Ended, timeout: float) -> Trial:
+    if ended.how == "timeout":
+        return Trial(seed, "timeout", Outcome(), f"no end within {timeout:.0f} s")
+    if ended.how != "done":
+        return Trial(seed, "invalid", Outcome(), _last(ended) or "the process ended without a word")
+    outcome: Outcome = ended.value
+    if outcome.broken:
+        return Trial(seed, "invalid", outcome, outcome.broken)
+    return Trial(seed, "killed" if outcome.kills else "survived", outcome)
+
+
+def _problem(ended: Ended, timeout: float) -> GradeError | None:
+    """Why a clean run is no baseline, if it is none."""
+    if ended.how == "timeout":
+        return GradeError(BASELINE, f"the clean tests do not end within {timeout:.0f} s (--timeout)")
+    if ended.how != "done":
+        return GradeError(
+            BASELINE, f"the clean tests end their own process: {_last(ended) or 'without a word'}"
+        )
+    outcome: Outcome = ended.value
+    if outcome.broken:
+        return GradeError(USAGE, f"the tests cannot be run: {outcome.broken}")
+    failures: list[Failure] = outcome.kills + outcome.excused
+    if failures:
+        first = failures[0]
+        return GradeError(BASELINE, f"the clean tests fail: {first.test} ({first.phase}): {first.message}")
+    return None
+
+
+def _last(ended: Ended) -> str:
+    text = str(ended.value or ended.output).strip()
+    return text.splitlines()[-1] if text else ""
+
+
+def _as_done(futures: Iterable[Future[Ended]]) -> Iterator[Future[Ended]]:
+    """Futures as they end; Ctrl-C gets through while waiting."""
+    waiting = set(futures)
+    while waiting:
+        done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+        yield from done
+
+
+def _fingerprint(tests: tuple[str, ...]) -> dict[str, str]:
+    """A digest of every Python file among the tests."""
+    files: list[Path] = []
+    for test in tests:
+        path = Path(test.split("::")[0])
+        files += sorted(path.rglob("*.py")) if path.is_dir() else [path]
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.is_file()}

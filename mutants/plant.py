@@ -1,0 +1,108 @@
+"""Put source text in a module's place: the one way in which a bug is planted.
+
+A finder ahead of all others answers for one module name with the text it was given, in this process alone.
+Nothing on disk is edited, and reloading the module, or importing it anew, finds the same text again.
+"""
+
+import importlib.abc
+import importlib.util
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import CodeType, ModuleType
+
+
+class PlantError(RuntimeError):
+    """The module cannot be found, or it is too late to put a text in its place."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A module: its dotted name, its file, and its text."""
+
+    module: str
+    path: str
+    source: str
+
+    def with_source(self, source: str) -> "Target":
+        """The same module with another text."""
+        return Target(self.module, self.path, source)
+
+
+def find(module: str) -> Target:
+    """The module as it is on disk; it is not imported, though its parent packages are.
+
+    Raises:
+        PlantError: no such module, or one without Python source.
+    """
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError) as error:
+        raise PlantError(f"there is no module {module!r}: {error}") from error
+    if spec is None:
+        raise PlantError(f"there is no module {module!r}")
+    if not spec.origin or not spec.origin.endswith(".py"):
+        raise PlantError(f"{module} has no Python source to plant a bug in ({spec.origin})")
+    return Target(module, spec.origin, Path(spec.origin).read_text(encoding="utf-8"))
+
+
+class Planted(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+    """Finder and loader of the target; `used` says whether its text has been run."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.used = False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Answer for the target's name alone."""
+        del path, target
+        if fullname != self.target.module:
+            return None
+        spec = ModuleSpec(fullname, self, origin=self.target.path, is_package=self.is_package(fullname))
+        spec.has_location = True
+        if spec.submodule_search_locations is not None:
+            spec.submodule_search_locations.append(str(Path(self.target.path).parent))
+        return spec
+
+    def is_package(self, fullname: str) -> bool:
+        """Whether the target is a package's `__init__`."""
+        return fullname == self.target.module and Path(self.target.path).name == "__init__.py"
+
+    def get_source(self, fullname: str) -> str:
+        """The planted text; tracebacks show it."""
+        del fullname
+        return self.target.source
+
+    def get_code(self, fullname: str) -> CodeType:
+        """The text, compiled under a name that is no file: a traceback must not show lines from disk."""
+        return compile(self.get_source(fullname), f"<planted {self.target.path}>", "exec", dont_inherit=True)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the text in the module."""
+        self.used = True
+        super().exec_module(module)
+
+
+def install(target: Target) -> Planted:
+    """Answer for the target from now on.
+
+    Raises:
+        PlantError: the module has been imported already; whoever holds it would keep the old text.
+    """
+    if target.module in sys.modules:
+        raise PlantError(f"{target.module} was imported before its text could be replaced")
+    planted = Planted(target)
+    sys.meta_path.insert(0, planted)
+    return planted
+
+
+def proof(module: str) -> str:
+    """What this process imported under the name: `planted`, `nothing`, or `another` text."""
+    finders = [finder for finder in sys.meta_path if isinstance(finder, Planted)]
+    if any(finder.used for finder in finders if finder.target.module == module):
+        return "planted"
+    return "another" if module in sys.modules else "nothing"

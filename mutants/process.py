@@ -1,0 +1,147 @@
+"""Call a function in a process of its own, and be sure that it ends, with all that it started.
+
+Processes come from a fork server that has imported what takes long (a fresh interpreter where there is no
+fork). Each leads a process group of its own and keeps a pipe to its parent: when the time is up, when the
+call is cancelled, or when the parent is gone, the whole group is killed.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+PRELOAD = ["numpy", "hypothesis", "hypothesis.stateful", "pytest", "_hypothesis_pytestplugin", "xdist.plugin"]
+"""Imported once, in the fork server; never a module that a bug may be planted in."""
+TAIL = 20_000  # bytes of output that are kept
+POLL = 0.1  # seconds between two looks at `cancelled`
+Send = Callable[[Any], None]
+
+_starting = threading.Lock()  # multiprocessing starts a process and cleans up others in no thread-safe way
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a call ended: `done` with its value, `error`, `timeout`, `cancelled`, or `died` without a word."""
+
+    how: str
+    value: Any
+    output: str
+    seconds: float
+
+
+def context() -> Any:
+    """The fork server where there is fork, else fresh interpreters."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(PRELOAD)
+    return server
+
+
+def call(
+    function: Callable[..., Any],
+    *args: Any,
+    timeout: float,
+    cancelled: threading.Event | None = None,
+    on_event: Send | None = None,
+) -> Ended:
+    """Call `function(send, *args)` in a process of its own; what it sends reaches `on_event` as it comes.
+
+    The process has an empty temporary folder, which is also where Hypothesis keeps its examples; the folder
+    goes when the call ends. Function, arguments and value are pickled.
+    """
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="tinyllm-", ignore_cleanup_errors=True) as folder:
+        parent, child = context().Pipe()
+        process = context().Process(target=_child, args=(child, folder, function, args), daemon=False)
+        with _starting:
+            process.start()
+        child.close()
+        how, value = "cancelled", None
+        try:
+            how, value = _listen(
+                parent, started + timeout, cancelled or threading.Event(), on_event or _ignore
+            )
+        finally:
+            _end(process)
+            parent.close()
+        output = _tail(Path(folder, "output"))
+    return Ended(how, value, output, time.monotonic() - started)
+
+
+def _ignore(_: Any) -> None:
+    pass
+
+
+def _listen(pipe: Connection, deadline: float, cancelled: threading.Event, on_event: Send) -> tuple[str, Any]:
+    while time.monotonic() < deadline:
+        if cancelled.is_set():
+            return "cancelled", None
+        if not pipe.poll(POLL):
+            continue
+        try:
+            kind, value = pipe.recv()
+        except (EOFError, ConnectionError):
+            return "died", None
+        except Exception as error:
+            return "error", f"what the process sent cannot be read: {error}"
+        if kind != "event":
+            return kind, value
+        on_event(value)
+    return "timeout", None
+
+
+def _end(process: Any) -> None:
+    """Kill the process and every process it started, even when it is through: what is left would linger."""
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.join()
+
+
+def _tail(path: Path) -> str:
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL))
+        return file.read().decode(errors="replace")
+
+
+def _child(pipe: Connection, folder: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    if hasattr(os, "setsid"):
+        os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    output = os.open(Path(folder, "output"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+        stream.flush()
+        os.dup2(output, number)
+    os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(Path(folder, "hypothesis"))
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    threading.Thread(target=_die_with_parent, args=(pipe,), daemon=True).start()
+    try:
+        message = ("done", function(lambda event: pipe.send(("event", event)), *args))
+    except BaseException:
+        message = ("error", traceback.format_exc())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pipe.send(message)
+    threading.Event().wait()  # the parent ends us: nothing that runs at exit can change the verdict
+
+
+def _die_with_parent(pipe: Connection) -> None:
+    with contextlib.suppress(OSError, EOFError):
+        pipe.recv()  # the parent never speaks: this returns when it is gone
+    if hasattr(os, "killpg"):
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)

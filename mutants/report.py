@@ -1,0 +1,129 @@
+"""A grade for machines: the mutation-testing-report JSON (Stryker's schema, version 2), and a matrix as CSV."""
+
+import csv
+import io
+import json
+import os
+import platform
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from mutants.bugs import Bug
+from mutants.verdict import THRESHOLD, Grade, Result
+
+STATUS = {"killed": "Killed", "survived": "Survived", "timeout": "Timeout", "invalid": "RuntimeError"}
+
+
+def as_json(grade: Grade) -> dict[str, Any]:
+    """The grade as a mutation-testing-report: one file, one mutant a bug; with trials, Killed means in all.
+
+    A bug that must survive is `Ignored` when it does: it is no measure of the tests.
+    """
+    tests = sorted({name for result in grade.results for name in result.killed_by})
+    return {
+        "schemaVersion": "2",
+        "thresholds": {"high": 100, "low": round(THRESHOLD * 100)},
+        "files": {
+            _name(grade.target.path): {
+                "language": "python",
+                "source": grade.target.source,
+                "mutants": [_mutant(result, grade.target.source) for result in grade.results],
+            }
+        },
+        "testFiles": {"": {"tests": [{"id": name, "name": name} for name in tests]}},
+        "framework": {
+            "name": "tinyllm",
+            "version": version("tinyllm-paged"),
+            "branding": {"homepageUrl": ""},
+            "dependencies": {name: version(name) for name in ("pytest", "hypothesis", "numpy")},
+        },
+        "system": {
+            "ci": bool(os.environ.get("CI")),
+            "os": {"platform": platform.system(), "version": platform.release()},
+            "cpu": {"logicalCores": os.cpu_count() or 1},
+        },
+        "config": {
+            "module": grade.target.module,
+            "tests": list(grade.tests),
+            "seeds": grade.seeds,
+            "score": grade.score,
+            "exitCode": grade.code,
+            "reasons": grade.reasons,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def _mutant(result: Result, source: str) -> dict[str, Any]:
+    bug = result.bug
+    status = "Ignored" if bug.survives and result.status == "survived" else STATUS[result.status]
+    notes = [trial.note for trial in result.trials if trial.note]
+    reason = notes[0] if notes else f"killed in {result.kills} of {len(result.trials)} trials"
+    mutant: dict[str, Any] = {
+        "id": bug.id,
+        "mutatorName": "planted",
+        "description": f"{bug.title}: {bug.symptom}",
+        "replacement": "\n...\n".join(edit.replace for edit in bug.edits),
+        "location": _location(bug, source),
+        "status": status,
+        "statusReason": reason,
+        "killedBy": result.killed_by,
+        "testsCompleted": sum(trial.outcome.tests for trial in result.trials),
+    }
+    if (seconds := result.median("seconds")) is not None:
+        mutant["duration"] = round(seconds * 1000)
+    return mutant
+
+
+def _location(bug: Bug, source: str) -> dict[str, dict[str, int]]:
+    """Where the first edit is: lines and columns from 1, the end just past it."""
+    start = source.index(bug.edits[0].find)
+    end = start + len(bug.edits[0].find)
+    return {name: _position(source, at) for name, at in (("start", start), ("end", end))}
+
+
+def _position(source: str, at: int) -> dict[str, int]:
+    line_start = source.rfind("\n", 0, at) + 1
+    return {"line": source.count("\n", 0, at) + 1, "column": at - line_start + 1}
+
+
+def _name(path: str) -> str:
+    """The path below the current folder, or else below the folder that is on the path, with slashes."""
+    full = Path(path)
+    return full.relative_to(Path.cwd()).as_posix() if full.is_relative_to(Path.cwd()) else full.name
+
+
+def as_matrix(grade: Grade) -> str:
+    """Bugs by tests as CSV: in how many trials each test killed each bug."""
+    tests = sorted({name for result in grade.results for name in result.killed_by})
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["bug", "status", *tests])
+    for result in grade.results:
+        kills = [{kill.test for kill in trial.outcome.kills} for trial in result.trials]
+        writer.writerow([result.bug.id, result.status, *(sum(name in by for by in kills) for name in tests)])
+    return text.getvalue()
+
+
+def write(path: Path, content: str | dict[str, Any]) -> None:
+    """Write a report, whole or not at all: aside first, then renamed. Raises OSError."""
+    text = content if isinstance(content, str) else json.dumps(content, indent=2) + "\n"
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+    ) as file:
+        try:
+            file.write(text)
+            file.close()
+            Path(file.name).chmod(0o666 & ~_umask())
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
