@@ -71,9 +71,8 @@ class Grader:
             if count:
                 results = self._run(pool, planted, seeds, timeout, listener)
             else:
-                results = [
-                    Result(bug, [Trial(seed, "survived", Outcome()) for seed in seeds]) for bug in self.bugs
-                ]
+                nothing = [Trial(seed, "survived", Outcome()) for seed in seeds]
+                results = [Result(bug, list(nothing)) for bug in self.bugs]
             self._unchanged(before)
         finally:
             self._cancelled.set()

@@ -57,8 +57,9 @@ def call(
 ) -> Ended:
     """Call `function(send, *args)` in a process of its own; what it sends reaches `on_event` as it comes.
 
-    The process has an empty temporary folder, which is also where Hypothesis keeps its examples; the folder
-    goes when the call ends. Function, arguments and value are pickled.
+    `timeout` is in seconds; each event starts it anew. The process has an empty temporary folder, which is
+    also where Hypothesis keeps its examples; the folder goes when the call ends. Function, arguments and
+    value are pickled.
     """
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tinyllm-", ignore_cleanup_errors=True) as folder:
@@ -83,7 +84,8 @@ def _ignore(_: Any) -> None:
     pass
 
 
-def _listen(pipe: Connection, deadline: float, cancelled: threading.Event, on_event: Send) -> tuple[str, Any]:
+def _listen(pipe: Connection, timeout: float, cancelled: threading.Event, on_event: Send) -> tuple[str, Any]:
+    deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if cancelled.is_set():
             return "cancelled", None
@@ -98,6 +100,7 @@ def _listen(pipe: Connection, deadline: float, cancelled: threading.Event, on_ev
         if kind != "event":
             return kind, value
         on_event(value)
+        deadline = time.monotonic() + timeout
     return "timeout", None
 
 

@@ -1,4 +1,4 @@
-"""A grade for machines: the mutation-testing-report JSON (Stryker's schema, version 2), and a matrix as CSV."""
+"""A grade for machines: a mutation-testing-report (Stryker's schema, version 2), and a matrix as CSV."""
 
 import csv
 import io

@@ -12,7 +12,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if error.name is None or error.name.partition(".")[0] in {"tinyllm", "mutants"}:
             raise
         print(  # noqa: T201 - rich is what may be missing
-            f"tinyllm: the command needs {error.name}; install the extra 'check': pip install 'tinyllm-paged[check]'",
+            f"tinyllm: {error.name} is missing; it is in the extra: pip install 'tinyllm-paged[check]'",
             file=sys.stderr,
         )
         sys.exit(2)

@@ -4,12 +4,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from tinyllm import __version__
 from tinyllm.cli.check import check
-from tinyllm.cli.grade import grade
+from tinyllm.cli.grade import fail, grade, show_diff, terminal
 
 USAGE = 2
 
@@ -17,11 +16,11 @@ app = typer.Typer(
     name="tinyllm",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes of check and grade: 0 pass; 1 a law is broken, or the tests are too weak; 2 nothing there, or "
-    "not importable; 3 the clean tests fail or are flaky; 4 a bug is invalid; 5 timeouts decide.",
+    epilog="Exit codes of check and grade: 0 pass; 1 a law is broken, or the tests are too weak; 2 nothing "
+    "there, or not importable; 3 the clean tests fail or are flaky; 4 a bug is invalid; 5 timeouts decide.",
 )
 app.command()(check)
 app.command()(grade)
@@ -41,8 +40,8 @@ def tinyllm(
 ) -> None:
     """A paged KV cache, the kit that proves any such cache right, and the bugs that prove any tests good.
 
-    New here? [bold]tinyllm start[/bold] writes a stub of your own cache, [bold]tinyllm tests[/bold] lists what it
-    has to do, [bold]tinyllm check paged.py[/bold] says how far you are.
+    New here? `tinyllm start` writes a stub of your own cache, `tinyllm tests` lists
+    what it has to do, `tinyllm check paged.py` says how far you are.
     """
 
 
@@ -56,20 +55,23 @@ def bugs(
     from mutants import bugs as planted  # noqa: PLC0415
     from mutants import plant  # noqa: PLC0415
 
-    console = Console()
+    console = terminal()
     known = {bug.id: bug for bug in planted.load_set("all")}
     if bug_id is None:
-        table = Table("id", "what the code does wrong", "what a user would see", "caught by", box=None)
+        table = Table("id", "what the code does wrong", "what a user would see", box=None)
+        table.add_column("caught by", overflow="fold")
         for bug in known.values():
             name = f"[bold]{bug.id}[/bold]" + ("\n[red]required[/red]" if bug.required else "")
             table.add_row(name, escape(bug.title), escape(bug.symptom), "\n".join(bug.caught_by))
         console.print(table)
         return
     if bug_id not in known:
-        _usage(f"there is no bug {bug_id!r}; there are {', '.join(known)}")
+        fail(USAGE, f"there is no bug {bug_id!r}; there are {', '.join(known)}")
     bug = known[bug_id]
     target = plant.find(planted.MODULE)
-    console.print(f"[bold]{bug.id}[/bold]  {escape(bug.title)}{'  [red]required[/red]' if bug.required else ''}")
+    console.print(
+        f"[bold]{bug.id}[/bold]  {escape(bug.title)}{'  [red]required[/red]' if bug.required else ''}"
+    )
     facts = {
         "symptom": bug.symptom,
         "breaks": ", ".join(f"law {law}" for law in bug.laws),
@@ -96,8 +98,10 @@ def tests() -> None:
     table = Table("test", "kind", "checks", "why it matters", "laws", box=None, show_lines=False)
     for entry in CATALOGUE.values():
         laws = ", ".join(map(str, entry.laws))
-        table.add_row(f"[bold]{entry.name}[/bold]", entry.kind, escape(entry.checks), escape(entry.matters), laws)
-    Console().print(table)
+        table.add_row(
+            f"[bold]{entry.name}[/bold]", entry.kind, escape(entry.checks), escape(entry.matters), laws
+        )
+    terminal().print(table)
 
 
 @app.command()
@@ -113,10 +117,10 @@ def start(
         with path.open("x", encoding="utf-8") as file:
             file.write(stub())
     except FileExistsError:
-        _usage(f"{path} is there already; it was left as it is")
+        fail(USAGE, f"{path} is there already; it was left as it is")
     except OSError as error:
-        _usage(f"{path} cannot be written: {error.strerror}")
-    Console().print(f"Wrote {path}. Now: [bold]tinyllm tests[/bold], then [bold]tinyllm check {path}[/bold]")
+        fail(USAGE, f"{path} cannot be written: {error.strerror}")
+    terminal().print(f"Wrote {path}. Now: [bold]tinyllm tests[/bold], then [bold]tinyllm check {path}[/bold]")
 
 
 @app.command()
@@ -130,22 +134,7 @@ def diff(file: Annotated[Path, typer.Argument(help="Your paged.py.")]) -> None:
     try:
         yours = file.read_text(encoding="utf-8").splitlines(keepends=True)
     except (OSError, UnicodeDecodeError) as error:
-        _usage(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}")
+        fail(USAGE, f"{file} cannot be read: {getattr(error, 'strerror', None) or error}")
     reference = plant.find(planted.MODULE).source.splitlines(keepends=True)
     text = "".join(difflib.unified_diff(yours, reference, str(file), "the reference"))
-    show_diff(Console(), text or "The two are the same.\n")
-
-
-def show_diff(console: Console, text: str) -> None:
-    """A unified diff, in colour where there is colour; as plain text it can be fed to `patch`."""
-    if not console.is_terminal:
-        print(text, end="")  # noqa: T201
-        return
-    from rich.syntax import Syntax  # noqa: PLC0415
-
-    console.print(Syntax(text, "diff", theme="ansi_dark", background_color="default"))
-
-
-def _usage(message: str) -> "typer.NoReturn":  # type: ignore[name-defined]
-    Console(stderr=True).print(f"[red]tinyllm:[/red] {escape(message)}", soft_wrap=True)
-    raise typer.Exit(USAGE)
+    show_diff(terminal(), text or "The two are the same.\n")

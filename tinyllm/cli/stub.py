@@ -28,8 +28,8 @@ class OutOfBlocks(RuntimeError):
 class PagedKVCache:
     """Keys and values of many sequences in one pool of fixed-size blocks.
 
-    Position p of a sequence lives in slot `p % block_size` of block `table[p // block_size]`. A block holds all
-    layers, K and V, float16; each layer has a length of its own.
+    Position p of a sequence lives in slot `p % block_size` of block `table[p // block_size]`. A block holds
+    all layers, K and V, float16; each layer has a length of its own.
     """
 
     def __init__(self, {{ sizes }}):

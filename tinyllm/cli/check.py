@@ -1,0 +1,155 @@
+"""`tinyllm check`: hold a cache to the laws, then grade the tests. The exit code is the verdict."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.status import Status
+
+from tinyllm.cli.grade import (
+    Jobs,
+    Seed,
+    check_writable,
+    choose,
+    cores,
+    fail,
+    run_grader,
+    show,
+    terminal,
+    write,
+)
+from tinyllm.cli.hold import Held, Programs, Progress, as_json, hold
+
+REFERENCE = "tinyllm.infer.paged"
+PROFILES = ("dev", "ci", "deep")
+SILENCE = 60.0  # seconds without a word from a check, the slowest of which takes two
+
+WEAK, USAGE = 1, 2
+
+
+def check(
+    impl: Annotated[
+        str, typer.Argument(metavar="[IMPL]", help="path/to/paged.py, pkg.module or pkg.module:Class.")
+    ] = REFERENCE,
+    tests: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Tests to grade, once IMPL passes.")
+    ] = None,
+    profile: Annotated[
+        str, typer.Option(metavar="dev|ci|deep", help="How long the machine searches.")
+    ] = "ci",
+    seed: Seed = 0,
+    jobs: Jobs = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write both steps as JSON.")] = None,
+) -> None:
+    """Hold a cache to every law, then grade the tests that go with it.
+
+    Step 1 runs the ten tests of the catalogue, the directed cases and random programs on IMPL, the reference
+    by default. Step 2 plants the bugs in the reference, one at a time, and grades the tests by how many they
+    kill: those of --tests, or the project's own when IMPL is the reference.
+    """
+    console = terminal()
+    if profile not in PROFILES:
+        fail(USAGE, f"--profile {profile}: there are {', '.join(PROFILES)}")
+    if tests is not None and not tests.exists():
+        fail(USAGE, f"there are no tests at {tests}")
+    check_writable(*([json] if json else []))
+    report: dict[str, Any] = {"implementation": impl, "profile": profile, "seed": seed, "grade": None}
+
+    held, code = _step_one(console, impl, profile, seed)
+    report["check"] = as_json(held)
+    if code == 0:
+        code = _step_two(console, impl, tests, profile, seed, jobs, report)
+    else:
+        console.print("\nStep 2, grading the tests, waits until step 1 passes.")
+    report["exitCode"] = code
+    if json:
+        write(json, report)
+    raise typer.Exit(code)
+
+
+def _step_one(console: Console, impl: str, profile: str, seed: int) -> tuple[Held, int]:
+    from mutants.process import call  # noqa: PLC0415 - heavy
+
+    console.print(f"[bold]1  Is the cache right?[/bold]  {escape(impl)}")
+    now = Progress("", "starting")
+    with console.status("  starting") as status:
+
+        def listen(event: object) -> None:
+            nonlocal now
+            if isinstance(event, Progress):
+                now = event
+            _show_progress(console, status, event)
+
+        ended = call(hold, impl, profile, seed, timeout=SILENCE, on_event=listen)
+    held = ended.value if ended.how == "done" else Held()
+    if ended.how == "timeout":
+        held.failed.append(now)
+        console.print(f"\n[red]{now.name} has not ended within {SILENCE:.0f} s: an endless loop?[/red]")
+    elif ended.how != "done":
+        held.failed.append(now)
+        console.print(f"\n[red]{now.name} ended the process it ran in.[/red]")
+        console.print(escape((str(ended.value or "") + ended.output).strip()[-2000:]))
+    if held.unusable:
+        fail(USAGE, held.unusable)
+    if held.unwritten:
+        console.print(f"\nNext: write [bold]{escape(held.unwritten)}[/bold].")
+    if held.story:
+        console.print()
+        console.print(held.story, markup=False, soft_wrap=True)
+    if held.passed:
+        console.print(f"   every law holds over {held.programs:,} programs of {held.lines:,} lines")
+    for missing in held.not_checked:
+        console.print(f"   not checked: {escape(missing)}")
+    return held, 0 if held.passed else WEAK
+
+
+def _show_progress(console: Console, status: Status, event: object) -> None:
+    if isinstance(event, Programs):
+        status.update(f"  random programs: {event.count}")
+    elif isinstance(event, Progress) and event.seconds is None:
+        status.update(f"  {event.name}")
+    elif isinstance(event, Progress):
+        mark = "[red]✗[/red]" if event.problem else "[green]✓[/green]"
+        console.print(f"   {mark} {event.kind:10} {escape(event.name)}")
+        if event.problem:
+            console.print(f"     {escape(event.problem)}", soft_wrap=True)
+
+
+def _step_two(
+    console: Console,
+    impl: str,
+    tests: Path | None,
+    profile: str,
+    seed: int,
+    jobs: int | None,
+    report: dict[str, Any],
+) -> int:
+    from mutants import report as reports  # noqa: PLC0415 - heavy
+    from mutants.grade import Grader  # noqa: PLC0415
+    from mutants.plant import find  # noqa: PLC0415
+
+    if tests is None and impl != REFERENCE:
+        console.print("\n[bold]2  Are the tests any good?[/bold]  skipped: name them with --tests")
+        return 0
+    graded = str(tests or own_tests())
+    console.print(f"\n[bold]2  Are the tests any good?[/bold]  {escape(graded)}")
+    target, bugs = choose([], "course", None, None)
+    path = Path(impl)
+    also = find(REFERENCE).with_source(path.read_text(encoding="utf-8")) if path.suffix == ".py" else None
+    options = (f"--hypothesis-profile=tinyllm-{profile}",) if tests is None else ()
+    grader = Grader((graded,), target, bugs, seed=seed, jobs=jobs or cores(), options=options, also=also)
+    result = run_grader(console, grader)
+    show(console, result)
+    report["grade"] = reports.as_json(result)
+    return result.code
+
+
+def own_tests() -> Path:
+    """The project's own tests; the kit's where there is only the wheel."""
+    import mutants  # noqa: PLC0415
+    import tinyllm.testing  # noqa: PLC0415
+
+    own = Path(mutants.__path__[0]).parent / "tests" / "own"
+    return own if own.is_dir() else Path(tinyllm.testing.__path__[0]) / "test_contract.py"

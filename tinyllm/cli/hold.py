@@ -1,0 +1,138 @@
+"""Step 1 of `tinyllm check`, in a process of its own: hold an implementation to every law.
+
+An implementation may loop for ever, leave the interpreter, or print what it likes: the parent listens, and
+ends it when nothing has been heard for too long.
+"""
+
+import time
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mutants.process import Send
+
+STAGES = ("catalogue", "directed", "machine")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One check began (`seconds` is None) or ended; `problem` says in a few words why it failed."""
+
+    kind: str
+    name: str
+    seconds: float | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The machine goes on: so many programs so far."""
+
+    count: int
+
+
+@dataclass
+class Held:
+    """The end of step 1. `unusable`: the implementation could not be loaded, and why."""
+
+    unusable: str = ""
+    unwritten: str = ""
+    failed: list[Progress] = field(default_factory=list)
+    law: int | None = None
+    name: str = ""
+    story: str = ""
+    trace: str = ""
+    not_checked: tuple[str, ...] = ()
+    programs: int = 0
+    lines: int = 0
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check passed."""
+        return not (self.unusable or self.unwritten or self.failed or self.story)
+
+
+def hold(send: Send, impl: str, profile: str, seed: int) -> Held:
+    """Run every check of `impl`; stop at what is not written yet, and at the first broken law."""
+    from tinyllm.testing.check import checks  # noqa: PLC0415 - heavy, and not to be loaded by the command line
+    from tinyllm.testing.contract import CAPABILITIES, capabilities  # noqa: PLC0415
+    from tinyllm.testing.implementation import ImplementationError, load  # noqa: PLC0415
+    from tinyllm.testing.laws import LawBroken  # noqa: PLC0415
+    from tinyllm.testing.machine import CacheMachine, shard  # noqa: PLC0415
+    from tinyllm.testing.profiles import profile as settings_of  # noqa: PLC0415
+
+    held = Held()
+    try:
+        factory = load(impl)
+        missing = sorted(CAPABILITIES.keys() - capabilities(factory))
+    except (ImplementationError, ValueError) as error:
+        held.unusable = str(error)
+        return held
+    held.not_checked = tuple(f"{name}: {CAPABILITIES[name]}" for name in missing)
+
+    class Reporting(CacheMachine):
+        """Says now and then that it is alive."""
+
+        def teardown(self) -> None:
+            super().teardown()
+            send(Programs(self.tally["programs"]))
+
+    machine = shard(Reporting, seed, factory)
+    for check in checks(factory, machine, settings_of(profile)):
+        send(Progress(check.kind, check.name))
+        started = time.monotonic()
+        problem = ""
+        try:
+            check.run()
+        except LawBroken as broken:
+            held.law, held.name, held.story, held.trace = broken.law, broken.name, str(broken), broken.trace
+            problem = f"law {broken.law} is broken"
+        except NotImplementedError as error:
+            held.unwritten = _place(error)
+            problem = f"{held.unwritten} is not written yet"
+        except Exception as error:
+            problem = f"{type(error).__name__}: {_first_line(error)}{_line_of(error, impl)}"
+        done = Progress(check.kind, check.name, time.monotonic() - started, problem)
+        send(done)
+        if problem:
+            held.failed.append(done)
+        if held.unwritten or held.story:
+            break
+    held.programs, held.lines = machine.tally["programs"], machine.tally["lines"]
+    return held
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:6])[:200]
+
+
+def _place(error: BaseException) -> str:
+    return traceback.extract_tb(error.__traceback__)[-1].name
+
+
+def _line_of(error: BaseException, impl: str) -> str:
+    """Where in the implementation's own file the error came from, if it did."""
+    name = Path(impl.partition(":")[0]).name
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if Path(frame.filename).name == name:
+            return f" ({name}, line {frame.lineno})"
+    return ""
+
+
+def as_json(held: Held) -> dict[str, Any]:
+    """The end of step 1 for machines."""
+    return {
+        "passed": held.passed,
+        "unusable": held.unusable,
+        "unwritten": held.unwritten,
+        "failed": [{"kind": one.kind, "name": one.name, "problem": one.problem} for one in held.failed],
+        "law": held.law,
+        "check": held.name,
+        "story": held.story,
+        "trace": held.trace,
+        "notChecked": list(held.not_checked),
+        "programs": held.programs,
+        "lines": held.lines,
+    }
