@@ -92,7 +92,7 @@ def hold(send: Send, impl: str, profile: str, seed: int) -> Held:
             held.unwritten = _place(error)
             problem = f"{held.unwritten} is not written yet"
         except Exception as error:
-            problem = f"{type(error).__name__}: {_first_line(error)}{_line_of(error, impl)}"
+            problem = f"{type(error).__name__}: {_said(error)}{_line_of(error, impl)}"
         done = Progress(check.kind, check.name, time.monotonic() - started, problem)
         send(done)
         if problem:
@@ -103,9 +103,10 @@ def hold(send: Send, impl: str, profile: str, seed: int) -> Held:
     return held
 
 
-def _first_line(error: BaseException) -> str:
+def _said(error: BaseException) -> str:
+    """Its message on one line; of a bare assertion, the line that asserts."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:6])[:200]
+    return " ".join(lines[:6])[:200] or traceback.extract_tb(error.__traceback__)[-1].line or ""
 
 
 def _place(error: BaseException) -> str:
