@@ -2,8 +2,7 @@
 
 Memory is a pool of blocks of B positions. A sequence owns no memory, only a block table: its position p
 lives in slot `p % B` of block `table[p // B]`. A fork copies the table and shares the blocks; the first write
-into a shared block copies that block for the writer. A block holds all layers, and each layer has a length of
-its own, since a forward pass appends layer by layer.
+into a shared block copies that block for the writer. A block holds all layers, each with its own length.
 
 Numbers in brackets are the laws of docs/laws.md. The source is the chapter "Paged KV cache in Python", after
 Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", section 4.
@@ -72,7 +71,8 @@ class PagedKVCache:
 
         Raises ValueError: `seq_id` is live. TypeError: it is not an integer.
         """
-        self._seqs[self._unused(seq_id)] = _Sequence([], [0] * self.n_layers)
+        seq_id = self._unused(seq_id)
+        self._seqs[seq_id] = _Sequence([], [0] * self.n_layers)
 
     def fork(self, parent: int, child: int) -> None:
         """Start `child` as an equal of `parent` in every layer, sharing its blocks; takes no block [7, 13].
@@ -122,13 +122,13 @@ class PagedKVCache:
         claimed = free[: -need - 1 : -1]
         copies, fresh = claimed[: len(shared)], claimed[len(shared) :]
         originals = [blocks[i] for i in shared]
-        for i, copy in zip(shared, copies, strict=True):
+        for i, copy in zip(shared, copies):
             blocks[i] = copy
         blocks += fresh
 
         # Write: into claimed blocks, and into slots past this layer's length in blocks held by no one else.
         for pool in (self._k, self._v):
-            for original, copy in zip(originals, copies, strict=True):
+            for original, copy in zip(originals, copies):
                 pool[:, :, self._slots(copy)] = pool[:, :, self._slots(original)]
             for a, b in runs(fresh):
                 pool[:, :, self._slots(a, b - a)] = 0  # slots that no layer has appended to read zero [11]
@@ -202,9 +202,9 @@ class PagedKVCache:
 
     def close(self) -> None:
         """Give the memory back, as dropping the last reference does; closing twice is fine [14]."""
-        self._closed = True
-        self._k = self._v = np.empty((0, 0, 0, 0), np.float16)
-        self._refs, self._free, self._seqs = [], [], {}
+        if not self._closed:
+            self._closed = True
+            del self._k, self._v, self._refs, self._free, self._seqs
 
     def __enter__(self) -> Self:
         self._check_open()
