@@ -4,6 +4,7 @@ A program is a list of moves drawn by Hypothesis; `Model` is what the cache must
 sequence and layer everything that was appended, as one float16 array. Nothing here looks at block ids.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -65,8 +66,10 @@ class Model:
         k, v = self.chunk(tokens)
         need, before = self.need(seq, layer, tokens), self.observe()
         if need > before["free"]:
-            with pytest.raises(OutOfBlocks):
+            with pytest.raises(OutOfBlocks) as refused:
                 self.cache.append(seq, layer, k, v)
+            assert refused.value.args == (need, before["free"]) == (refused.value.needed, refused.value.free)
+            assert str(refused.value) == f"the append needs {need} blocks, but only {before['free']} are free"
             assert self.observe() == before
             return
         self.cache.append(seq, layer, k, v)
@@ -189,44 +192,91 @@ def test_an_out_of_blocks_append_changes_nothing(model: Model, moves: Moves, seq
     model.check()
 
 
-WRONG: list[tuple[type[Exception], Callable[[PagedKVCache, Array], object]]] = [
-    (ValueError, lambda cache, k: cache.append(0, 0, k[:, :0], k[:, :0])),
-    (ValueError, lambda cache, k: cache.append(0, 0, k[0], k[0])),
-    (ValueError, lambda cache, k: cache.append(0, 0, k[:1], k[:1])),
-    (ValueError, lambda cache, k: cache.append(0, 0, k[:, :, :1], k[:, :, :1])),
-    (ValueError, lambda cache, k: cache.append(0, 0, k, k[:, :1])),
-    (TypeError, lambda cache, k: cache.append(0, 0, k > 0, k > 0)),
-    (TypeError, lambda cache, k: cache.append(0.0, 0, k, k)),  # type: ignore[arg-type]
-    (KeyError, lambda cache, k: cache.append(9, 0, k, k)),
-    (IndexError, lambda cache, k: cache.append(0, 2, k, k)),
-    (IndexError, lambda cache, k: cache.append(0, -1, k, k)),
-    (ValueError, lambda cache, _: cache.add_seq(0)),
-    (ValueError, lambda cache, _: cache.fork(0, 0)),
-    (KeyError, lambda cache, _: cache.fork(9, 1)),
-    (KeyError, lambda cache, _: cache.free(9)),
-    (KeyError, lambda cache, _: cache.block_table(9)),
-    (KeyError, lambda cache, _: cache.gather(9, 0)),
-    (IndexError, lambda cache, _: cache.gather(0, 2)),
-    (IndexError, lambda cache, _: cache.seq_len(0, -1)),
+WRONG: list[tuple[type[Exception], str, Callable[[PagedKVCache, Array], object]]] = [
+    (ValueError, "T is 0; it must be at least 1", lambda cache, k: cache.append(0, 0, k[:, :0], k[:, :0])),
+    (
+        ValueError,
+        "k has shape (2, 3); it must be [2, T, 3]",
+        lambda cache, k: cache.append(0, 0, k[0, :, :], k),
+    ),
+    (
+        ValueError,
+        "v has shape (1, 2, 3); it must be [2, T, 3]",
+        lambda cache, k: cache.append(0, 0, k, k[:1]),
+    ),
+    (ValueError, "k has shape (2, 2, 1)", lambda cache, k: cache.append(0, 0, k[:, :, :1], k[:, :, :1])),
+    (ValueError, "v has (2, 1, 3); they must be equal", lambda cache, k: cache.append(0, 0, k, k[:, :1])),
+    (
+        TypeError,
+        "k must hold integers or floats, not bool",
+        lambda cache, k: cache.append(0, 0, k > 0, k > 0),
+    ),
+    (TypeError, "seq_id must be an integer, not 0.5", lambda cache, k: cache.append(0.5, 0, k, k)),  # type: ignore[arg-type]
+    (TypeError, "layer must be an integer, not 0.5", lambda cache, k: cache.append(0, 0.5, k, k)),  # type: ignore[arg-type]
+    (KeyError, "sequence 9 is not one of the ", lambda cache, k: cache.append(9, 0, k, k)),
+    (IndexError, "layer 2 is outside [0, 2)", lambda cache, k: cache.append(0, 2, k, k)),
+    (IndexError, "layer -1 is outside [0, 2)", lambda cache, k: cache.append(0, -1, k, k)),
+    (ValueError, "sequence 0 is live", lambda cache, _: cache.add_seq(0)),
+    (TypeError, "seq_id must be an integer, not None", lambda cache, _: cache.add_seq(None)),  # type: ignore[arg-type]
+    (ValueError, "sequence 0 is live", lambda cache, _: cache.fork(0, 0)),
+    (KeyError, "sequence 9 is not one of the ", lambda cache, _: cache.fork(9, 8)),
+    (TypeError, "parent must be an integer, not '0'", lambda cache, _: cache.fork("0", 8)),  # type: ignore[arg-type]
+    (TypeError, "child must be an integer, not 8.0", lambda cache, _: cache.fork(0, 8.0)),  # type: ignore[arg-type]
+    (KeyError, "sequence 9 is not one of the ", lambda cache, _: cache.free(9)),
+    (TypeError, "seq_id must be an integer, not 0.0", lambda cache, _: cache.free(0.0)),  # type: ignore[arg-type]
+    (KeyError, "sequence 9 is not one of the ", lambda cache, _: cache.block_table(9)),
+    (KeyError, "sequence 9 is not one of the ", lambda cache, _: cache.gather(9, 0)),
+    (IndexError, "layer 2 is outside [0, 2)", lambda cache, _: cache.gather(0, 2)),
+    (IndexError, "layer -1 is outside [0, 2)", lambda cache, _: cache.seq_len(0, -1)),
 ]
 
 
 @given(st.sampled_from(range(len(WRONG))), pools, MOVES)
 def test_a_bad_argument_is_refused_and_changes_nothing(number: int, model: Model, moves: Moves) -> None:
-    error, call = WRONG[number]
+    """It is refused by an error that names the value and the bound."""
+    error, message, call = WRONG[number]
     model.play([*moves, ("add", 0)])
     before = model.observe()
-    with pytest.raises(error):
+    with pytest.raises(error, match=re.escape(message)):
         call(model.cache, model.chunk(2)[0])
     assert model.observe() == before
 
 
-@pytest.mark.parametrize("at", range(5))
-def test_a_size_below_one_is_refused(at: int) -> None:
-    sizes = [4, 2, 2, 2, 3]
-    sizes[at] = 0
-    with pytest.raises(ValueError, match="at least 1"):
-        PagedKVCache(*sizes)
+@pytest.mark.parametrize("name", ["num_blocks", "block_size", "n_layers", "n_kv_heads", "d_head"])
+def test_a_size_that_is_none_is_refused(name: str) -> None:
+    sizes: dict[str, Any] = {"num_blocks": 4, "block_size": 2, "n_layers": 2, "n_kv_heads": 2, "d_head": 3}
+    assert getattr(PagedKVCache(**sizes), name) == sizes[name]
+    with pytest.raises(ValueError, match=f"^{name} is 0; it must be at least 1$"):
+        PagedKVCache(**sizes | {name: 0})
+    with pytest.raises(TypeError, match=f"^{name} must be an integer, not 2.0 "):
+        PagedKVCache(**sizes | {name: 2.0})
+    with pytest.raises(ValueError, match=f"^num_blocks is {2**31}; it must be at most {2**31 - 1}$"):
+        PagedKVCache(2**31, 1, 1, 1, 1)
+
+
+@given(pools, MOVES)
+def test_a_slot_that_no_layer_has_appended_to_reads_zero(model: Model, moves: Moves) -> None:
+    """Inside the pool, where no caller can see it; in blocks that were used before, too."""
+    model.play([("add", 0), ("append", 0, 0, model.blocks * model.size), ("free", 0), *moves])
+    for seq, layers in model.held.items():
+        slots = [b * model.size + i for b in model.cache.block_table(seq).tolist() for i in range(model.size)]
+        for layer, (k, _) in enumerate(layers):
+            for pool in (model.cache._k, model.cache._v):
+                assert not pool[layer][:, slots[k.shape[1] :]].any()
+
+
+def test_the_length_of_layer_0_is_what_seq_len_gives() -> None:
+    model = Model(4, 2)
+    model.play([("add", 0), ("append", 0, 0, 3), ("append", 0, 1, 1)])
+    assert model.cache.seq_len(0) == 3
+
+
+def test_repr_says_how_full_the_cache_is() -> None:
+    model = Model(4, 2)
+    model.play([("add", 0), ("append", 0, 0, 3)])
+    assert repr(model.cache) == "<PagedKVCache: 2 of 4 blocks free, 1 sequences>"
+    model.cache.close()
+    assert repr(model.cache) == "<PagedKVCache: closed>"
 
 
 def test_what_goes_in_and_comes_out_is_copied() -> None:
@@ -246,5 +296,6 @@ def test_after_close_every_call_is_refused() -> None:
     with PagedKVCache(4, 2, 2, HEADS, DIMS) as cache:
         cache.add_seq(0)
     cache.close()
-    with pytest.raises(ValueError, match="closed"):
-        cache.seq_len(0)
+    for call in (lambda: cache.seq_len(0), lambda: cache.add_seq(1), cache.stats, cache.__enter__):
+        with pytest.raises(ValueError, match=r"^the cache is closed$"):
+            call()
