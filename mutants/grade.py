@@ -1,15 +1,16 @@
 """Grade a test suite by the planted bugs it kills: baseline, run, confirm, score.
 
 Every run of the suite is a `Job` in a process of its own. A trial is one seed for all bugs, and the clean run
-with that seed is what confirms its kills: what fails on the bug passes without it. Clean runs come before any
-bug, with two seeds at least, and once more at the end: a suite that is red or flaky is refused, not scored.
+with that seed is what confirms its kills: what fails on the bug passes without it. A kill must happen twice:
+what fails now and then can be lucky in the clean runs. These come before any bug, with two seeds or more, and
+once more at the end, several times if a kill did not happen again: a suite that is red or flaky is refused.
 """
 
 import hashlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mutants.bugs import Bug, BugError
@@ -19,8 +20,11 @@ from mutants.verdict import BASELINE, INVALID, USAGE, Grade, GradeError, Result,
 from mutants.worker import Failure, Job, Outcome, run
 
 BASELINE_TIMEOUT = 300.0  # seconds; nothing is known yet of how long the suite takes
+SUSPECT = 3  # more clean runs when a kill did not happen again: they see what fails every third time
 SLACK = 10.0  # a run with a bug may take this many times the clean one, and as many seconds more
 
+Runs = list[Ended]
+"""A run, and a second one if something was killed in it."""
 Listener = Callable[[str, Bug | None, Trial | None], None]
 """Told of progress: ("clean", None, None) for a clean run that passed, ("bug", bug, trial) for a trial."""
 
@@ -61,7 +65,7 @@ class Grader:
         """
         planted = self._apply()
         seeds = [self.seed + trial for trial in range(self.trials)]
-        before = _fingerprint(self.tests)
+        before = self._fingerprint()
         self._cancelled = threading.Event()
         pool = executor or ThreadPoolExecutor(self.jobs, thread_name_prefix="grade")
         try:
@@ -86,9 +90,9 @@ class Grader:
         except BugError as error:
             raise GradeError(INVALID, f"a bug does not apply to {self.target.module}", str(error)) from error
 
-    def _submit(self, pool: Executor, target: Target, seed: int, timeout: float) -> Future[Ended]:
+    def _submit(self, pool: Executor, target: Target, seed: int, timeout: float) -> Future[Runs]:
         job = Job(self.tests, target, seed, self.keep_going, self.options)
-        return pool.submit(call, run, job, timeout=timeout, cancelled=self._cancelled)
+        return pool.submit(_runs, job, timeout, self._cancelled)
 
     def _baseline(self, pool: Executor, seeds: list[int], listener: Listener) -> tuple[int, bool, float]:
         """Clean runs with every seed, two at least: how many tests, whether they import it, seconds."""
@@ -100,7 +104,7 @@ class Grader:
         }
         outcomes, slowest, red = [], 0.0, []
         for future in _as_done(runs):
-            ended, (target, seed) = future.result(), runs[future]
+            ended, (target, seed) = future.result()[0], runs[future]
             problem = _problem(ended, timeout)
             if problem is None:
                 outcomes.append(ended.value)
@@ -130,38 +134,64 @@ class Grader:
             for seed in seeds
             for name, target in planted.items()
         }
-        last = self._submit(pool, self.target, seeds[0], timeout)
-        for future in _as_done([*runs, last]):
-            ended = future.result()
-            if future is last:
-                if problem := _problem(ended, timeout):
-                    text = f"flaky: clean runs passed, but the last one not: {problem}"
-                    raise GradeError(BASELINE, text, ended.output)
-                continue
+        last = [self._submit(pool, self.target, seeds[0], timeout)]
+        for future in _as_done(runs):
             name, seed = runs[future]
-            trial = _trial(seed, ended, timeout)
+            trial = _trial(seed, future.result(), timeout)
             results[name].trials.append(trial)
             listener("bug", results[name].bug, trial)
+        if any(trial.unsteady for result in results.values() for trial in result.trials):
+            last += [self._submit(pool, self.target, seeds[0], timeout) for _ in range(SUSPECT)]
+        for future in last:
+            ended = future.result()[0]
+            if problem := _problem(ended, timeout):
+                text = f"flaky: clean runs passed before, but not at the end: {problem}"
+                raise GradeError(BASELINE, text, ended.output)
         for result in results.values():
             result.trials.sort(key=lambda trial: trial.seed)
         return list(results.values())
 
     def _unchanged(self, before: dict[str, str]) -> None:
-        after = _fingerprint(self.tests)
+        after = self._fingerprint()
         changed = sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
         if changed:
-            raise GradeError(BASELINE, f"the tests changed while they were graded: {', '.join(changed)}")
+            text = f"files changed while they were graded, and were left as they are: {', '.join(changed)}"
+            raise GradeError(BASELINE, text)
+
+    def _fingerprint(self) -> dict[str, str]:
+        """A digest of every Python file among the tests, and of the module."""
+        files = [Path(self.target.path)]
+        for test in self.tests:
+            path = Path(test.split("::")[0])
+            files += path.rglob("*.py") if path.is_dir() else [path]
+        return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.is_file()}
 
 
-def _trial(seed: int, ended: Ended, timeout: float) -> Trial:
+def _runs(job: Job, timeout: float, cancelled: threading.Event) -> Runs:
+    """Run the job; once more if something was killed."""
+    first = call(run, job, timeout=timeout, cancelled=cancelled)
+    if first.how != "done" or first.value.broken or not first.value.kills:
+        return [first]
+    return [first, call(run, job, timeout=timeout, cancelled=cancelled)]
+
+
+def _trial(seed: int, runs: Runs, timeout: float) -> Trial:
+    ended, *more = runs
     if ended.how == "timeout":
         return Trial(seed, "timeout", Outcome(), f"no end within {timeout:.0f} s")
     if ended.how != "done":
-        return Trial(seed, "invalid", Outcome(), _last(ended) or "the process ended without a word")
+        return Trial(seed, "invalid", Outcome(), f"the tests ended their own run: {_how(ended)}")
     outcome: Outcome = ended.value
     if outcome.broken:
         return Trial(seed, "invalid", outcome, outcome.broken)
-    return Trial(seed, "killed" if outcome.kills else "survived", outcome)
+    if not outcome.kills:
+        return Trial(seed, "survived", outcome)
+    again = {kill.test for one in more if one.how == "done" for kill in one.value.kills}
+    kills = [kill for kill in outcome.kills if kill.test in again]
+    if not kills:
+        note = f"{outcome.kills[0].test} failed, but not when it was run again with the same seed"
+        return Trial(seed, "survived", replace(outcome, kills=[]), note, unsteady=True)
+    return Trial(seed, "killed", replace(outcome, kills=kills))
 
 
 def _problem(ended: Ended, timeout: float) -> GradeError | None:
@@ -169,9 +199,7 @@ def _problem(ended: Ended, timeout: float) -> GradeError | None:
     if ended.how == "timeout":
         return GradeError(BASELINE, f"the clean tests do not end within {timeout:.0f} s (--timeout)")
     if ended.how != "done":
-        return GradeError(
-            BASELINE, f"the clean tests end their own process: {_last(ended) or 'without a word'}"
-        )
+        return GradeError(BASELINE, f"the clean tests end their own run: {_how(ended)}")
     outcome: Outcome = ended.value
     if outcome.broken:
         return GradeError(USAGE, f"the tests cannot be run: {outcome.broken}")
@@ -182,23 +210,15 @@ def _problem(ended: Ended, timeout: float) -> GradeError | None:
     return None
 
 
-def _last(ended: Ended) -> str:
-    text = str(ended.value or ended.output).strip()
-    return text.splitlines()[-1] if text else ""
+def _how(ended: Ended) -> str:
+    """How a process ended that did not run to its end: its error, or the last that it printed."""
+    last = next(iter(str(ended.value or ended.output).strip().splitlines()[::-1]), "")
+    return last if ended.how == "error" else f"without notice, after printing {last!r}"
 
 
-def _as_done(futures: Iterable[Future[Ended]]) -> Iterator[Future[Ended]]:
+def _as_done(futures: Iterable[Future[Runs]]) -> Iterator[Future[Runs]]:
     """Futures as they end; Ctrl-C gets through while waiting."""
     waiting = set(futures)
     while waiting:
         done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
         yield from done
-
-
-def _fingerprint(tests: tuple[str, ...]) -> dict[str, str]:
-    """A digest of every Python file among the tests."""
-    files: list[Path] = []
-    for test in tests:
-        path = Path(test.split("::")[0])
-        files += sorted(path.rglob("*.py")) if path.is_dir() else [path]
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.is_file()}

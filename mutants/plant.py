@@ -6,6 +6,7 @@ Nothing on disk is edited, and reloading the module, or importing it anew, finds
 
 import importlib.abc
 import importlib.util
+import linecache
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,13 +40,17 @@ def find(module: str) -> Target:
     """
     try:
         spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError) as error:
-        raise PlantError(f"there is no module {module!r}: {error}") from error
+    except (Exception, SystemExit) as error:  # a parent package runs code of its own
+        raise PlantError(f"there is no module {module!r}: {type(error).__name__}: {error}") from error
     if spec is None:
         raise PlantError(f"there is no module {module!r}")
     if not spec.origin or not spec.origin.endswith(".py"):
         raise PlantError(f"{module} has no Python source to plant a bug in ({spec.origin})")
-    return Target(module, spec.origin, Path(spec.origin).read_text(encoding="utf-8"))
+    try:
+        source = importlib.util.decode_source(Path(spec.origin).read_bytes())
+    except (OSError, SyntaxError, UnicodeError) as error:
+        raise PlantError(f"{spec.origin} cannot be read: {error}") from error
+    return Target(module, spec.origin, source)
 
 
 class Planted(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
@@ -79,7 +84,9 @@ class Planted(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
 
     def get_code(self, fullname: str) -> CodeType:
         """The text, compiled under a name that is no file: a traceback must not show lines from disk."""
-        return compile(self.get_source(fullname), f"<planted {self.target.path}>", "exec", dont_inherit=True)
+        name, text = f"<planted {self.target.path}>", self.get_source(fullname)
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+        return compile(text, name, "exec", dont_inherit=True)
 
     def exec_module(self, module: ModuleType) -> None:
         """Run the text in the module."""
@@ -88,11 +95,14 @@ class Planted(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
 
 
 def install(target: Target) -> Planted:
-    """Answer for the target from now on.
+    """Answer for the target from now on; once is enough, though pytest may be run within pytest.
 
     Raises:
         PlantError: the module has been imported already; whoever holds it would keep the old text.
     """
+    for finder in sys.meta_path:
+        if isinstance(finder, Planted) and finder.target == target:
+            return finder
     if target.module in sys.modules:
         raise PlantError(f"{target.module} was imported before its text could be replaced")
     planted = Planted(target)
@@ -103,6 +113,8 @@ def install(target: Target) -> Planted:
 def proof(module: str) -> str:
     """What this process imported under the name: `planted`, `nothing`, or `another` text."""
     finders = [finder for finder in sys.meta_path if isinstance(finder, Planted)]
-    if any(finder.used for finder in finders if finder.target.module == module):
-        return "planted"
-    return "another" if module in sys.modules else "nothing"
+    if module in sys.modules:
+        loader = getattr(getattr(sys.modules[module], "__spec__", None), "loader", None)
+        return "planted" if loader in finders else "another"
+    used = any(finder.used for finder in finders if finder.target.module == module)
+    return "planted" if used else "nothing"

@@ -8,6 +8,7 @@ call is cancelled, or when the parent is gone, the whole group is killed.
 import contextlib
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -65,13 +66,12 @@ def call(
     with tempfile.TemporaryDirectory(prefix="tinyllm-", ignore_cleanup_errors=True) as folder:
         parent, child = context().Pipe()
         process = context().Process(target=_child, args=(child, folder, function, args), daemon=False)
-        with _starting:
-            process.start()
+        _start(process)
         child.close()
         how, value = "cancelled", None
         try:
             how, value = _listen(
-                parent, started + timeout, cancelled or threading.Event(), on_event or _ignore
+                parent, process, timeout, cancelled or threading.Event(), on_event or _ignore
             )
         finally:
             _end(process)
@@ -84,12 +84,32 @@ def _ignore(_: Any) -> None:
     pass
 
 
-def _listen(pipe: Connection, timeout: float, cancelled: threading.Event, on_event: Send) -> tuple[str, Any]:
+def _start(process: Any) -> None:
+    """Start it; Ctrl-C waits meanwhile, and never reaches the fork server, which inherits what is blocked."""
+    with _starting:
+        before = _mask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+        finally:
+            _mask(signal.SIG_SETMASK, before)
+
+
+def _mask(how: int, signals: Any) -> Any:
+    return signal.pthread_sigmask(how, signals) if hasattr(signal, "pthread_sigmask") else set()
+
+
+def _listen(
+    pipe: Connection, process: Any, timeout: float, cancelled: threading.Event, on_event: Send
+) -> tuple[str, Any]:
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if cancelled.is_set():
             return "cancelled", None
         if not pipe.poll(POLL):
+            with _starting:
+                alive = process.is_alive()
+            if not alive and not pipe.poll():  # what it started may keep its end of the pipe open
+                return "died", None
             continue
         try:
             kind, value = pipe.recv()
@@ -124,27 +144,32 @@ def _tail(path: Path) -> str:
 def _child(pipe: Connection, folder: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     if hasattr(os, "setsid"):
         os.setsid()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _mask(signal.SIG_UNBLOCK, {signal.SIGINT})
     output = os.open(Path(folder, "output"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
         stream.flush()
         os.dup2(output, number)
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(Path(folder, "hypothesis"))
     os.environ["TMPDIR"] = tempfile.tempdir = folder
-    threading.Thread(target=_die_with_parent, args=(pipe,), daemon=True).start()
+    threading.Thread(target=_die_with_parent, args=(pipe, folder), daemon=True).start()
+    own = os.getpid()
     try:
         message = ("done", function(lambda event: pipe.send(("event", event)), *args))
     except BaseException:
         message = ("error", traceback.format_exc())
+    if os.getpid() != own:
+        os._exit(1)  # a test forked, and this is the copy: it has no say
     sys.stdout.flush()
     sys.stderr.flush()
     pipe.send(message)
     threading.Event().wait()  # the parent ends us: nothing that runs at exit can change the verdict
 
 
-def _die_with_parent(pipe: Connection) -> None:
+def _die_with_parent(pipe: Connection, folder: str) -> None:
     with contextlib.suppress(OSError, EOFError):
         pipe.recv()  # the parent never speaks: this returns when it is gone
+    shutil.rmtree(folder, ignore_errors=True)
     if hasattr(os, "killpg"):
         os.killpg(0, signal.SIGKILL)
     os._exit(1)

@@ -12,12 +12,15 @@ from mutants.worker import NO_KILL, Failure, Outcome
 
 
 class Recorder:
-    """Fills an `Outcome`. `broken` says why the run is worth nothing, `started` when its first test began."""
+    """Fills an `Outcome`.
+
+    `broken` says why the run is worth nothing, `stopped` how the tests ended it, `started` when they began.
+    """
 
     def __init__(self, keep_going: bool) -> None:
         self.keep_going = keep_going
         self.outcome = Outcome()
-        self.broken = ""
+        self.broken = self.stopped = ""
         self.started: float | None = None
         self.drawn = 0  # test cases of Hypothesis, counted by `hurry`
         self._drawn_before = 0
@@ -35,7 +38,8 @@ class Recorder:
     def pytest_load_initial_conftests(self) -> None:
         """Under CI Hypothesis chooses a profile that ignores seeds; a suite that wants it says so later."""
         if settings.get_current_profile_name() == "ci":
-            settings.load_profile("default")
+            settings.register_profile("tinyllm-seeded", settings.get_profile("ci"), derandomize=False)
+            settings.load_profile("tinyllm-seeded")
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Keep the session, to stop it."""
@@ -53,6 +57,10 @@ class Recorder:
     def pytest_internalerror(self, excrepr: object) -> None:
         """Pytest itself, or a plugin of the suite, failed."""
         self.broken = self.broken or f"pytest failed: {_last_line(str(excrepr))}"
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """`pytest.exit` and Ctrl-C, from within: the tests that come after were not run."""
+        self.stopped = "" if self.broken else excinfo.exconly()
 
     def pytest_runtest_logstart(self) -> None:
         """Note when the first test began, and what was drawn before this one."""

@@ -110,6 +110,10 @@ def as_matrix(grade: Grade) -> str:
 def write(path: Path, content: str | dict[str, Any]) -> None:
     """Write a report, whole or not at all: aside first, then renamed. Raises OSError."""
     text = content if isinstance(content, str) else json.dumps(content, indent=2) + "\n"
+    if path.exists() and not path.is_file():  # a device or a pipe, not to be replaced by a file
+        path.write_text(text, encoding="utf-8")
+        return
+    path = path.resolve()
     with tempfile.NamedTemporaryFile(
         "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
     ) as file:

@@ -27,12 +27,13 @@ class GradeError(Exception):
 
 @dataclass(frozen=True)
 class Trial:
-    """One bug, one seed: `status` is one of `STATUSES`."""
+    """One bug, one seed: `status` is one of `STATUSES`; `unsteady` if a test failed, but not again."""
 
     seed: int
     status: str
     outcome: Outcome
     note: str = ""
+    unsteady: bool = False
 
 
 @dataclass
@@ -93,7 +94,7 @@ class Grade:
         found = []
         if not self.count:
             found.append("there is no test to grade")
-        elif not self.imported:
+        elif not self.imported and not any(result.kills for result in self.results):
             found.append(f"no test imports {self.target.module}, where the bugs are planted")
         found += [f"{r.bug.id} is required, and {_alive(r)}" for r in self.counted if _bad(r)]
         if self.score < THRESHOLD:

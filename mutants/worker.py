@@ -1,19 +1,21 @@
 """One run of a test suite on one text of the module: the unit of work, called in a process of its own."""
 
-import json
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mutants.plant import Target
-from mutants.plugin import VARIABLE
 from mutants.process import Send
 
 NO_KILL = frozenset({"DeadlineExceeded", "FailedHealthCheck", "Flaky"})
 """Errors by which Hypothesis says something of the machine or of the test, not of the module."""
+
+
+class Stopped(Exception):  # noqa: N818 - it is no error of ours
+    """The tests ended pytest, as `pytest.exit` does."""
 
 
 @dataclass(frozen=True)
@@ -60,28 +62,30 @@ class Outcome:
 
 
 def run(send: Send, job: Job) -> Outcome:
-    """Run the job in this process, which is fit for nothing else afterwards."""
+    """Run the job in this process, which is fit for nothing else afterwards. Raises Stopped."""
     del send
     import pytest  # noqa: PLC0415 - the module is imported where there may be no pytest
     from hypothesis.configuration import set_hypothesis_home_dir  # noqa: PLC0415
 
-    from mutants import plant  # noqa: PLC0415
+    from mutants import handover, plant  # noqa: PLC0415
     from mutants.recorder import Recorder, hurry  # noqa: PLC0415
 
     folder = Path(os.environ["TMPDIR"])
     set_hypothesis_home_dir(os.environ["HYPOTHESIS_STORAGE_DIRECTORY"])
-    text = folder / "target.json"
-    text.write_text(json.dumps(asdict(job.target)), encoding="utf-8")
-    os.environ[VARIABLE] = str(text)
+    handover.offer(job.target, folder)
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     sys.dont_write_bytecode = True
     sys.path.append(str(Path.cwd()))
     recorder = Recorder(job.keep_going)
     hurry(recorder)
-    arguments = ["--assert=plain", f"--hypothesis-seed={job.seed}", f"--basetemp={folder / 'pytest'}"]
+    # Two plugins by name, since a suite may load none by itself.
+    arguments = ["-p", "hypothesispytest", "-p", "tinyllm", "--assert=plain"]
+    arguments += [f"--hypothesis-seed={job.seed}", f"--basetemp={folder / 'pytest'}"]
     arguments += ["-o", f"cache_dir={folder / 'cache'}", "--color=no", "--tb=short", *job.options, *job.tests]
     started = time.monotonic()
     status = pytest.main(arguments, plugins=[recorder])
+    if recorder.stopped:
+        raise Stopped(recorder.stopped)
     outcome = recorder.outcome
     outcome.imported = plant.proof(job.target.module)
     if not outcome.kills:

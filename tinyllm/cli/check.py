@@ -73,7 +73,7 @@ def _step_one(console: Console, impl: str, profile: str, seed: int) -> tuple[Hel
     from mutants.process import call  # noqa: PLC0415 - heavy
 
     console.print(f"[bold]1  Is the cache right?[/bold]  {escape(impl)}")
-    now = Progress("", "starting")
+    now = Progress("", f"loading {impl}")
     with console.status("  starting") as status:
 
         def listen(event: object) -> None:
@@ -128,7 +128,7 @@ def _step_two(
 ) -> int:
     from mutants import report as reports  # noqa: PLC0415 - heavy
     from mutants.grade import Grader  # noqa: PLC0415
-    from mutants.plant import find  # noqa: PLC0415
+    from mutants.plant import Target  # noqa: PLC0415
 
     if tests is None and impl != REFERENCE:
         console.print("\n[bold]2  Are the tests any good?[/bold]  skipped: name them with --tests")
@@ -137,7 +137,7 @@ def _step_two(
     console.print(f"\n[bold]2  Are the tests any good?[/bold]  {escape(graded)}")
     target, bugs = choose([], "course", None, None)
     path = Path(impl)
-    also = find(REFERENCE).with_source(path.read_text(encoding="utf-8")) if path.suffix == ".py" else None
+    also = Target(REFERENCE, impl, path.read_text(encoding="utf-8")) if path.suffix == ".py" else None
     options = (f"--hypothesis-profile=tinyllm-{profile}",) if tests is None else ()
     grader = Grader((graded,), target, bugs, seed=seed, jobs=jobs or cores(), options=options, also=also)
     result = run_grader(console, grader)

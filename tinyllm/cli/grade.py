@@ -1,6 +1,7 @@
 """`tinyllm grade`: score a test suite by the planted bugs it kills."""
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -112,14 +113,18 @@ def choose(
         fail(USAGE, "--bugs FILE and --module NAME go together")
     if bug_set not in {*bugs.SETS, "all"}:
         fail(USAGE, f"--set {bug_set}: there are {', '.join(bugs.SETS)} and all")
+    here = [str(Path.cwd()), str(Path.cwd() / "src")]
+    sys.path += here  # as for the tests themselves, a module can lie in the folder one is in, or in its src
     try:
-        # As with `python -m pytest`, a module can lie in the folder one is in, or in its src.
         target = plant.find(module or bugs.MODULE)
         known = {
             bug.id: bug for bug in (bugs.load(file) if file else bugs.load_set("all" if ids else bug_set))
         }
     except (plant.PlantError, bugs.BugError) as error:
         fail(USAGE, str(error))
+    finally:
+        for folder in here:
+            sys.path.remove(folder)
     if unknown := [name for name in ids if name not in known]:
         fail(USAGE, f"there is no bug {', '.join(unknown)}; there are {', '.join(known)}")
     return target, [known[name] for name in ids] if ids else list(known.values())
@@ -165,7 +170,7 @@ def show(console: Console, grade: "Grade") -> None:
     """The verdict for a person: the table, what survives and why it matters, the score."""
     if grade.count:
         console.print(_table(grade))
-    for result in grade.results:
+    for result in grade.results if grade.count else []:
         if result.status != "killed" and not result.bug.survives:
             _show_alive(console, grade, result)
         elif result.status == "killed" and result.bug.survives:

@@ -91,7 +91,7 @@ def hold(send: Send, impl: str, profile: str, seed: int) -> Held:
         except NotImplementedError as error:
             held.unwritten = _place(error)
             problem = f"{held.unwritten} is not written yet"
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             problem = f"{type(error).__name__}: {_said(error)}{_line_of(error, impl)}"
         done = Progress(check.kind, check.name, time.monotonic() - started, problem)
         send(done)

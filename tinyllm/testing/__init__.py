@@ -24,7 +24,7 @@ _HOMES = {
     "load": "implementation",
     "parse": "trace",
     "replay": "run",
-    "shorten": "shorten",
+    "shorten": "shrink",
     "state_machine_test": "machine",
 }
 __all__ = sorted(_HOMES)  # noqa: PLE0605

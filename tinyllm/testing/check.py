@@ -16,7 +16,7 @@ from tinyllm.testing.directed import DIRECTED
 from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.machine import CacheMachine, shard
 from tinyllm.testing.profiles import profile
-from tinyllm.testing.shorten import shorten
+from tinyllm.testing.shrink import shorten
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,41 @@
+"""Hand a planted text to a process, and to all that it starts: a file, named in the environment."""
+
+import atexit
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from mutants import bugs, plant
+
+VARIABLE = "TINYLLM_PLANT"
+"""Names a JSON file with the fields of `plant.Target`. `tinyllm.testing.plugin` looks for it."""
+
+
+def offer(target: plant.Target, folder: Path) -> None:
+    """Have this process, and those it starts from now on, put the target's text in the module's place."""
+    path = folder / "target.json"
+    path.write_text(json.dumps(asdict(target)), encoding="utf-8")
+    os.environ[VARIABLE] = str(path)
+
+
+def offer_bug(bug_id: str) -> None:
+    """The same for one of our bugs, until this process ends. Raises PlantError for an unknown id."""
+    known = {bug.id: bug for bug in bugs.load_set("all")}
+    if bug_id not in known:
+        raise plant.PlantError(f"there is no bug {bug_id!r}; there are {', '.join(known)}")
+    target = plant.find(bugs.MODULE)
+    folder = tempfile.mkdtemp(prefix="tinyllm-plant-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    offer(target.with_source(known[bug_id].apply(target.source)), Path(folder))
+
+
+def take() -> None:
+    """Plant what the environment names. Raises PlantError."""
+    path = Path(os.environ[VARIABLE])
+    try:
+        plant.install(plant.Target(**json.loads(path.read_text(encoding="utf-8"))))
+    except OSError as error:
+        raise plant.PlantError(f"{path}, named by {VARIABLE}, cannot be read: {error.strerror}") from error

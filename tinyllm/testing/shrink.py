@@ -1,0 +1,100 @@
+"""Make the program of a broken law smaller, whatever found it.
+
+Hypothesis shrinks what the machine draws; this finishes the job, and does it for directed cases as well.
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from tinyllm.testing.contract import Factory
+from tinyllm.testing.laws import LawBroken
+from tinyllm.testing.run import replay
+from tinyllm.testing.trace import ARGUMENTS, Op, TraceError, parse
+
+SEQUENCES = {"sequence", "parent", "child"}
+WORK = 100_000
+"""What a search may cost, in looks at a sequence: seconds. A program of a few lines costs a tenth of it, but
+one that needs 128 forks is looked at so often that it stays a little longer than it could be."""
+
+
+def shorten(factory: Factory, broken: LawBroken) -> LawBroken:
+    """The same law broken by a smaller program: no line of it can go, and no number in it can be lower.
+
+    The search ends early where it costs more than `WORK`; then something of it might.
+    """
+    left = WORK
+    candidates = _smaller(parse(broken.trace))
+    while (ops := next(candidates, None)) is not None and left > 0:
+        left -= _work(ops)
+        smaller = _breaks(factory, ops, broken.law)
+        if smaller is not None:
+            broken = smaller
+            candidates = _smaller(parse(broken.trace))
+    return broken
+
+
+def _work(ops: list[Op]) -> int:
+    """How often running a program looks at a sequence: each that is live, after each line; more if long."""
+    live = held = total = 0
+    for op in ops:
+        live += {"add": 1, "fork": 1, "free": -1}.get(op.name, 0)
+        held += int(op.args[2]) if op.name == "append" else 0
+        total += (1 + max(0, live)) * (1 + max(0, held) // 50)
+    return total
+
+
+def _breaks(factory: Factory, ops: list[Op], law: int) -> LawBroken | None:
+    try:
+        replay(factory, "".join(f"{op}\n" for op in ops))
+    except LawBroken as broken:
+        return broken if broken.law == law else None
+    except TraceError:  # without the line left out, another makes no sense
+        pass
+    return None
+
+
+def _smaller(ops: list[Op]) -> Iterator[list[Op]]:
+    """Programs that are simpler in one way each; the boldest cuts come first."""
+    size = len(ops) // 2
+    while size:
+        # Every window of a few lines, for lines that must go together; of many, only those side by side.
+        step = 1 if size < 8 else size
+        yield from (ops[:i] + ops[i + size :] for i in range(len(ops) - size, -1, -step))
+        size = size // 2 if size >= 16 else size - 1
+    yield from _renumbered(ops)
+    for i, (one, other) in enumerate(pairwise(ops)):
+        if one == other._replace(args=(*other.args[:2], *one.args[2:])) and one.name == "append":
+            both = one._replace(args=(*one.args[:2], one.args[2] + other.args[2]))
+            yield [*ops[:i], both, *ops[i + 2 :]]
+    for i, op in enumerate(ops):
+        yield from ([*ops[:i], one, *ops[i + 1 :]] for one in _simpler(op) if one != op)
+
+
+def _renumbered(ops: list[Op]) -> Iterator[list[Op]]:
+    """Sequences numbered in the order they come; a layer, one lower: in all lines at once."""
+    places = [(kind, arg) for op in ops for kind, arg in zip(ARGUMENTS[op.name], op.args, strict=True)]
+    ids = dict.fromkeys(arg for kind, arg in places if kind in SEQUENCES)
+    yield from _changed(ops, SEQUENCES, {one: i for i, one in enumerate(ids)})
+    for layer in sorted({arg for kind, arg in places if kind == "layer" and arg > 0}):
+        yield from _changed(ops, {"layer"}, {layer: layer - 1})
+
+
+def _changed(ops: list[Op], kinds: set[str], to: dict[int | float, int | float]) -> Iterator[list[Op]]:
+    def args(op: Op) -> tuple[int | float, ...]:
+        places = zip(ARGUMENTS[op.name], op.args, strict=True)
+        return tuple(to.get(arg, arg) if kind in kinds else arg for kind, arg in places)
+
+    made = [op._replace(args=args(op)) for op in ops]
+    if made != ops:
+        yield made
+
+
+def _simpler(op: Op) -> Iterator[Op]:
+    """The line without its form or data, or with one number lower: near 0 first, then as in a bisection."""
+    yield op._replace(form="")
+    yield op._replace(data=None)
+    for at, number in enumerate(op.args):
+        halves = [number >> i for i in range(1, number.bit_length())] if isinstance(number, int) else []
+        for value in sorted({0, 1, *(number - half for half in halves)}):
+            if 0 <= value < number:
+                yield op._replace(args=(*op.args[:at], value, *op.args[at + 1 :]))
