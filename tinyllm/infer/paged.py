@@ -245,6 +245,6 @@ class PagedKVCache:
         first = blocks[0] if blocks else 0
         if blocks == [*range(first, first + len(blocks))]:  # neighbours: one slice, near a plain copy's speed
             return copied(pool[:, first * self.block_size :][:, :length])
-        by_block = pool.reshape(self.n_kv_heads, -1, self.block_size, self.d_head)
-        taken = by_block.take(np.array(blocks, np.intp), axis=1)
-        return taken.reshape(self.n_kv_heads, -1, self.d_head)[:, :length]
+        by_block = pool.reshape(self.n_kv_heads, self.num_blocks, self.block_size, self.d_head)
+        taken = by_block.take(blocks, axis=1)
+        return taken.reshape(self.n_kv_heads, len(blocks) * self.block_size, self.d_head)[:, :length]

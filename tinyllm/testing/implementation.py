@@ -43,8 +43,9 @@ def load(impl: str = DEFAULT) -> Factory:
 def spelling(factory: Factory) -> tuple[list[str], str]:
     """Lines that import `factory` in a fresh interpreter, and the name they give it."""
     name = getattr(factory, "__name__", "")
-    name = name if name.isidentifier() else "factory"  # a lambda, or an object that makes caches
-    for known, impl in _loaded:
+    if name.startswith("_") or not name.isidentifier():
+        name = "factory"  # a lambda, the method of a machine, or an object that makes caches
+    for known, impl in reversed(_loaded):
         if known is factory:
             return ["from tinyllm.testing import load, replay", f"{name} = load({impl!r})"], name
     module = getattr(factory, "__module__", "")

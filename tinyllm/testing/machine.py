@@ -180,9 +180,11 @@ class CacheMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Free everything, find the pool whole, and use the recycled blocks once more."""
+        if sys.exc_info()[1] is self._raised and self.run.ops:
+            self._use_up()  # no law is broken, and the example was not cut short before its first step
         self.tally.update(programs=1, lines=len(self.run.ops))
-        if sys.exc_info()[1] is not self._raised or not self.run.ops:
-            return  # a law is broken already, or the example was cut short
+
+    def _use_up(self) -> None:
         for seq in list(self.run.oracle.tables):
             self.run.step(Op("free", (seq,)))
         blocks, size, *_ = self.run.config
