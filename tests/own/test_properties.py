@@ -251,7 +251,7 @@ def test_a_size_that_is_none_is_refused(name: str) -> None:
     with pytest.raises(TypeError, match=f"^{name} must be an integer, not 2.0 "):
         PagedKVCache(**sizes | {name: 2.0})
     with pytest.raises(ValueError, match=f"^num_blocks is {2**31}; it must be at most {2**31 - 1}$"):
-        PagedKVCache(2**31, 1, 1, 1, 1)
+        PagedKVCache(2**31, 2**20, 2**10, 1, 1)  # more than any machine maps, were it tried
 
 
 @given(pools, MOVES)
