@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from mutants import bugs, plant
@@ -21,12 +21,17 @@ def offer(target: plant.Target, folder: Path) -> None:
     os.environ[VARIABLE] = str(path)
 
 
-def offer_bug(bug_id: str) -> None:
-    """The same for one of our bugs, until this process ends. Raises PlantError for an unknown id."""
+def offer_bug(named: str) -> None:
+    """The same for one of our bugs, `ID` or `ID:ALIAS`, until this process ends.
+
+    Raises:
+        PlantError: an unknown id.
+    """
+    bug_id, _, alias = named.partition(":")
     known = {bug.id: bug for bug in bugs.load_set("all")}
     if bug_id not in known:
         raise plant.PlantError(f"there is no bug {bug_id!r}; there are {', '.join(known)}")
-    target = plant.find(bugs.MODULE)
+    target = replace(plant.find(bugs.MODULE), aliases=(alias,) if alias else ())
     folder = tempfile.mkdtemp(prefix="tinyllm-plant-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     offer(target.with_source(known[bug_id].apply(target.source)), Path(folder))
@@ -36,6 +41,7 @@ def take() -> None:
     """Plant what the environment names. Raises PlantError."""
     path = Path(os.environ[VARIABLE])
     try:
-        plant.install(plant.Target(**json.loads(path.read_text(encoding="utf-8"))))
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        plant.install(plant.Target(**fields | {"aliases": tuple(fields["aliases"])}))
     except OSError as error:
         raise plant.PlantError(f"{path}, named by {VARIABLE}, cannot be read: {error.strerror}") from error

@@ -9,7 +9,7 @@ import importlib.util
 import linecache
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -21,15 +21,21 @@ class PlantError(RuntimeError):
 
 @dataclass(frozen=True)
 class Target:
-    """A module: its dotted name, its file, and its text."""
+    """A module: its dotted name, its file, its text, and other names under which tests may import it."""
 
     module: str
     path: str
     source: str
+    aliases: tuple[str, ...] = ()
 
     def with_source(self, source: str) -> "Target":
         """The same module with another text."""
-        return Target(self.module, self.path, source)
+        return replace(self, source=source)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that it goes by."""
+        return (self.module, *self.aliases)
 
 
 def find(module: str) -> Target:
@@ -63,9 +69,9 @@ class Planted(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Answer for the target's name alone."""
+        """Answer for the target's names alone."""
         del path, target
-        if fullname != self.target.module:
+        if fullname not in self.target.names:
             return None
         spec = ModuleSpec(fullname, self, origin=self.target.path, is_package=self.is_package(fullname))
         spec.has_location = True
@@ -75,7 +81,7 @@ class Planted(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
 
     def is_package(self, fullname: str) -> bool:
         """Whether the target is a package's `__init__`."""
-        return fullname == self.target.module and Path(self.target.path).name == "__init__.py"
+        return fullname in self.target.names and Path(self.target.path).name == "__init__.py"
 
     def get_source(self, fullname: str) -> str:
         """The planted text; tracebacks show it."""
@@ -103,18 +109,19 @@ def install(target: Target) -> Planted:
     for finder in sys.meta_path:
         if isinstance(finder, Planted) and finder.target == target:
             return finder
-    if target.module in sys.modules:
-        raise PlantError(f"{target.module} was imported before its text could be replaced")
+    if early := [name for name in target.names if name in sys.modules]:
+        raise PlantError(f"{early[0]} was imported before its text could be replaced")
     planted = Planted(target)
     sys.meta_path.insert(0, planted)
     return planted
 
 
-def proof(module: str) -> str:
-    """What this process imported under the name: `planted`, `nothing`, or `another` text."""
+def proof(target: Target) -> str:
+    """What this process imported under the target's names: `planted`, `nothing`, or `another` text."""
     finders = [finder for finder in sys.meta_path if isinstance(finder, Planted)]
-    if module in sys.modules:
-        loader = getattr(getattr(sys.modules[module], "__spec__", None), "loader", None)
-        return "planted" if loader in finders else "another"
-    used = any(finder.used for finder in finders if finder.target.module == module)
+    modules = [sys.modules[name] for name in target.names if name in sys.modules]
+    if modules:
+        loaders = {getattr(getattr(module, "__spec__", None), "loader", None) for module in modules}
+        return "planted" if loaders <= set(finders) else "another"
+    used = any(finder.used for finder in finders if finder.target.module == target.module)
     return "planted" if used else "nothing"

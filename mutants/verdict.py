@@ -3,7 +3,7 @@
 import statistics
 from dataclasses import dataclass, field
 
-from mutants.bugs import Bug
+from mutants.bugs import MODULE, Bug
 from mutants.plant import Target
 from mutants.worker import Outcome
 
@@ -96,6 +96,8 @@ class Grade:
             found.append("there is no test to grade")
         elif not self.imported and not any(result.kills for result in self.results):
             found.append(f"no test imports {self.target.module}, where the bugs are planted")
+            if self.target.module == MODULE:
+                found.append("tests of your own paged.py: tinyllm check paged.py --tests PATH")
         found += [f"{r.bug.id} is required, and {_alive(r)}" for r in self.counted if _bad(r)]
         if self.score < THRESHOLD:
             found.append(f"the score is {self.score:.0%}, below {THRESHOLD:.0%}")

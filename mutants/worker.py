@@ -87,7 +87,7 @@ def run(send: Send, job: Job) -> Outcome:
     if recorder.stopped:
         raise Stopped(recorder.stopped)
     outcome = recorder.outcome
-    outcome.imported = plant.proof(job.target.module)
+    outcome.imported = plant.proof(job.target)
     if not outcome.kills:
         outcome.seconds = time.monotonic() - (recorder.started or started)
     if status == pytest.ExitCode.NO_TESTS_COLLECTED and not recorder.broken:

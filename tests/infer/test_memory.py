@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinyllm.infer.memory import runs, zeros
+from tinyllm.infer.memory import copied, runs, zeros
 from tinyllm.infer.paged import PagedKVCache
 
 MIB = 2**20
@@ -101,6 +101,16 @@ def test_a_forked_process_writes_into_a_copy() -> None:
         os._exit(0)
     os.waitpid(child, 0)
     assert not array.any()
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4), (3, 2**14, 8), (2, 40, 2**13)], ids=str)
+def test_a_window_is_copied_whole_whatever_its_size(shape: tuple[int, ...]) -> None:
+    pool = np.arange(shape[0] * (shape[1] + 9) * shape[2], dtype=np.uint16).view(np.float16)
+    window = pool.reshape(shape[0], shape[1] + 9, shape[2])[:, 4:-5]
+    made = copied(window)
+    assert made.flags.c_contiguous
+    assert not np.shares_memory(made, pool)
+    assert made.tobytes() == window.tobytes()
 
 
 def naive(blocks: Sequence[int]) -> list[list[int]]:

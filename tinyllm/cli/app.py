@@ -108,19 +108,20 @@ def tests() -> None:
 def start(
     folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to; made if need be.")] = Path(),
 ) -> None:
-    """Write a stub of paged.py to fill in; a file that is there is never overwritten."""
-    from tinyllm.cli.stub import stub  # noqa: PLC0415
+    """Write a stub of paged.py to fill in, a first test, and settings; what is there is left as it is."""
+    from tinyllm.cli import stub  # noqa: PLC0415
 
-    path = folder / "paged.py"
+    console = terminal()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as file:
-            file.write(stub())
-    except FileExistsError:
-        fail(USAGE, f"{path} is there already; it was left as it is")
+        written = 0
+        for path, new in stub.write(folder):
+            written += new
+            console.print(f"  {'wrote' if new else 'left '} {escape(str(path))}")
     except OSError as error:
-        fail(USAGE, f"{path} cannot be written: {error.strerror}")
-    terminal().print(f"Wrote {path}. Now: [bold]tinyllm tests[/bold], then [bold]tinyllm check {path}[/bold]")
+        fail(USAGE, f"{error.filename or folder} cannot be written: {error.strerror}")
+    if not written:
+        fail(USAGE, f"everything is there already in {folder}; nothing was written")
+    console.print("Now, in that folder: `tinyllm tests`, then `tinyllm check paged.py`.")
 
 
 @app.command()

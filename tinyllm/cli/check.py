@@ -1,5 +1,6 @@
 """`tinyllm check`: hold a cache to the laws, then grade the tests. The exit code is the verdict."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -128,7 +129,6 @@ def _step_two(
 ) -> int:
     from mutants import report as reports  # noqa: PLC0415 - heavy
     from mutants.grade import Grader  # noqa: PLC0415
-    from mutants.plant import Target  # noqa: PLC0415
 
     if tests is None and impl != REFERENCE:
         console.print("\n[bold]2  Are the tests any good?[/bold]  skipped: name them with --tests")
@@ -136,8 +136,10 @@ def _step_two(
     graded = str(tests or own_tests())
     console.print(f"\n[bold]2  Are the tests any good?[/bold]  {escape(graded)}")
     target, bugs = choose([], "course", None, None)
-    path = Path(impl)
-    also = Target(REFERENCE, impl, path.read_text(encoding="utf-8")) if path.suffix == ".py" else None
+    also, path = None, Path(impl.partition(":")[0])
+    if path.suffix == ".py":  # its tests may import it by its own name: that is where the bugs go, then
+        target = replace(target, aliases=(path.stem,))
+        also = replace(target, path=str(path), source=path.read_text(encoding="utf-8"))
     options = (f"--hypothesis-profile=tinyllm-{profile}",) if tests is None else ()
     grader = Grader((graded,), target, bugs, seed=seed, jobs=jobs or cores(), options=options, also=also)
     result = run_grader(console, grader)

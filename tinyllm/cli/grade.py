@@ -232,7 +232,8 @@ def _show_alive(console: Console, grade: "Grade", result: "Result") -> None:
     if bug.caught_by:
         console.print(f"  the kind of test that catches it: {', '.join(bug.caught_by)}")
     if grade.target.module == "tinyllm.infer.paged":
-        console.print(f"  see it: pytest --plant {bug.id} {escape(' '.join(grade.tests))}")
+        name = ":".join([bug.id, *grade.target.aliases])
+        console.print(f"  see it: pytest --plant {name} {escape(' '.join(grade.tests))}")
     if result.trials and result.trials[0].outcome.excused:
         first = result.trials[0].outcome.excused[0]
         console.print(f"  no kill: {escape(first.test)}: {escape(first.message)}")

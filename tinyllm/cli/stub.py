@@ -1,66 +1,43 @@
-"""A stub of `paged.py`, made from the contract, so that the two cannot drift apart."""
+"""What `tinyllm start` writes: a stub of `paged.py` made from the contract, a first test, and settings."""
 
 import inspect
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
 
 from jinja2 import Environment
 
 from tinyllm.testing.contract import Config, PagedCache
 
-TEMPLATE = '''"""Your paged KV cache.
-
-Build it in this order, and let `tinyllm check paged.py` say how far you are:
-
-1. `add_seq`, `append` of one token at a time, `gather`, `seq_len`, `block_table`, `stats`;
-2. chunks of several tokens, which cross block boundaries; layers of unequal length;
-3. `fork`, with copy on write in `append`;
-4. `free` and `OutOfBlocks`: an append that cannot be paid for changes nothing.
-
-`tinyllm tests` lists the ten tests; `tinyllm diff paged.py` compares with the reference once yours passes.
-"""
-
-import numpy as np
+FILES = ("paged.py", "tests/test_paged.py", "pyproject.toml")
 
 
-class OutOfBlocks(RuntimeError):
-    """An append needs more blocks than are free; nothing has changed."""
+def write(folder: Path) -> Iterator[tuple[Path, bool]]:
+    """Write the files that are not there yet; each path, and whether it was written. Raises OSError."""
+    for name in FILES:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text(name))
+        except FileExistsError:
+            yield path, False
+        else:
+            yield path, True
 
 
-class PagedKVCache:
-    """Keys and values of many sequences in one pool of fixed-size blocks.
-
-    Position p of a sequence lives in slot `p % block_size` of block `table[p // block_size]`. A block holds
-    all layers, K and V, float16; each layer has a length of its own.
-    """
-
-    def __init__(self, {{ sizes }}):
-        raise NotImplementedError
-{% for method in methods %}
-    def {{ method.name }}({{ method.parameters }}):
-        """{{ method.doc }}"""
-        raise NotImplementedError
-{% endfor %}
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc_info):
-        self.close()
-'''
-
-
-def stub() -> str:
-    """The text of the stub: the methods of `PagedCache`, with their docstrings, not yet written."""
+def text(name: str) -> str:
+    """One of `FILES`. The stub has the methods of `PagedCache`, with their docstrings, not yet written."""
     methods = [
-        {
-            "name": name,
-            "parameters": ", ".join(_parameters(method)),
-            "doc": (method.__doc__ or "").strip(),
-        }
-        for name, method in vars(PagedCache).items()
-        if inspect.isfunction(method) and not name.startswith("_")
+        {"name": method_name, "parameters": ", ".join(_parameters(method)), "doc": inspect.getdoc(method)}
+        for method_name, method in vars(PagedCache).items()
+        if inspect.isfunction(method) and not method_name.startswith("_")
     ]
+    template = resources.files("tinyllm.cli") / "learner" / f"{name}.jinja"
     # No escaping: what comes out is Python, made of the project's own text.
     environment = Environment(keep_trailing_newline=True, trim_blocks=True, autoescape=False)  # noqa: S701
-    return environment.from_string(TEMPLATE).render(sizes=", ".join(Config._fields), methods=methods)
+    source = template.read_text(encoding="utf-8")
+    return environment.from_string(source).render(sizes=", ".join(Config._fields), methods=methods)
 
 
 def _parameters(method: object) -> list[str]:

@@ -23,7 +23,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="the cache to check with `--pyargs tinyllm.testing`: "
         "pkg.module, pkg.module:Class or path/to/paged.py",
     )
-    group.addoption("--plant", metavar="ID", help="run the tests with this bug planted in the reference")
+    group.addoption(
+        "--plant",
+        metavar="ID[:NAME]",
+        help="run the tests with this bug planted in the "
+        "reference cache, for tests that import it from tinyllm.infer.paged, or from NAME",
+    )
     group.addoption(
         "--shards",
         type=int,
@@ -104,4 +109,6 @@ def cache_factory(request: pytest.FixtureRequest) -> Any:
     try:
         return load(request.config.getoption("--cache-impl") or DEFAULT)
     except ImplementationError as error:
+        if hasattr(request.config, "workerinput"):  # of xdist, which takes an exit for a crash
+            pytest.fail(f"--cache-impl: {error}", pytrace=False)
         pytest.exit(f"--cache-impl: {error}", returncode=2)

@@ -1,0 +1,85 @@
+"""What the wheel brings, without the repository: a learner's path, and the kit on a file of one's own."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture
+def run(wheel: Path, tmp_path: Path) -> Run:
+    """Run a module in an empty folder, with the wheel alone for our packages."""
+    installed = wheel.parent / "installed"
+    if not installed.exists():
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(installed)
+    # Ahead of an editable installation, and with its own entry points.
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+
+    def call(*command: str) -> subprocess.CompletedProcess[str]:
+        arguments = [sys.executable, "-m", *command]
+        return subprocess.run(
+            arguments, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+
+    return call
+
+
+def test_it_holds_our_two_packages_and_nothing_else(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0].partition("-")[0] for name in names} == {"tinyllm", "mutants", "tinyllm_paged"}
+    assert not [name for name in names if name.startswith(("mutants/tinyllm", "mutants/tests", "tests"))]
+    for needed in ("tinyllm/py.typed", "mutants/course.toml", "tinyllm/cli/learner/paged.py.jinja"):
+        assert needed in names
+
+
+def test_the_kit_checks_a_file_of_ones_own(run: Run, tmp_path: Path) -> None:
+    shutil.copy(ROOT / "tinyllm" / "infer" / "paged.py", tmp_path / "mine.py")
+    command = ("pytest", "--pyargs", "tinyllm.testing", "--cache-impl", "mine.py", "-k", "catalogue or wrong")
+    done = run(*command)
+    assert "12 passed" in done.stdout, done.stdout
+    text = (tmp_path / "mine.py").read_text().replace("self._refs[block] += 1", "pass")
+    (tmp_path / "mine.py").write_text(text)
+    assert "failed" in run(*command).stdout
+
+
+def test_a_learner_starts_tests_checks_and_mutates(run: Run, tmp_path: Path) -> None:
+    started = run("tinyllm", "start")
+    assert started.returncode == 0, started.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"paged.py", "tests", "pyproject.toml"}
+    stub = run("tinyllm", "check", "paged.py", "--tests", "tests")
+    assert stub.returncode == 1
+    assert "Next: write __init__" in stub.stdout
+    again = run("tinyllm", "start")
+    assert again.returncode == 2
+    assert "nothing was written" in again.stderr
+
+    shutil.copy(ROOT / "tinyllm" / "infer" / "paged.py", tmp_path / "paged.py")  # written, at last
+    assert "1 passed" in run("pytest").stdout
+    checked = run("tinyllm", "check", "paged.py", "--tests", "tests")
+    assert checked.returncode == 1, checked.stdout + checked.stderr  # one property is not enough
+    assert "s06 is required, and survives" in checked.stdout
+    assert "s02    killed" in checked.stdout
+    assert "pytest --plant s06:paged tests" in checked.stdout
+    assert "1 failed" in run("pytest", "--plant", "s02:paged").stdout
+
+    mutated = run("mutmut", "run", "paged.xǁPagedKVCacheǁ_read*")
+    assert mutated.returncode == 0, mutated.stdout + mutated.stderr
+    assert "survived" in run("mutmut", "results").stdout
+    assert "1 passed" in run("pytest").stdout  # mutmut's folder is in nobody's way
