@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent
-SETS = ("course",)
+SETS = ("course", "wild")
 MODULE = "tinyllm.infer.paged"
 """Where the bugs of all sets are planted."""
 
