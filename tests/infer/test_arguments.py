@@ -18,6 +18,9 @@ class Index:
     def __index__(self) -> int:
         return self.value
 
+    def __repr__(self) -> str:  # a test's name, which must not change from process to process
+        return f"Index({self.value})"
+
 
 INTEGERS = [7, Index(7), np.int8(7), np.uint64(7), np.array(7)]
 NOT_INTEGERS = [0.5, 7.0, "7", None, np.float32(7), [7], np.array([7, 7]), 7j]
