@@ -5,7 +5,7 @@ import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 FOLDER = Path(__file__).parent
 SETS = ("course", "wild")
@@ -110,7 +110,7 @@ def _bug(path: Path, number: int, entry: Any) -> Bug:
     if missing := sorted({"id", "title", "symptom"} - entry.keys()):
         raise BugError(f"{where}: {', '.join(missing)} missing")
     for name, value in entry.items():
-        if not isinstance(value, bool if fields[name] is bool else str if fields[name] is str else list):
+        if not _fits(value, fields[name]):
             raise BugError(f"{where}: {name} has the wrong type: {value!r}")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", entry["id"]):
         raise BugError(f"{where}: {entry['id']!r} is no id: letters, digits, '.', '_' and '-'")
@@ -120,6 +120,12 @@ def _bug(path: Path, number: int, entry: Any) -> Bug:
         name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()
     }
     return Bug(edits=tuple(Edit(**edit) for edit in edits), **values)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if kind in {bool, str}:
+        return isinstance(value, kind)
+    return isinstance(value, list) and all(type(one) is get_args(kind)[0] for one in value)
 
 
 def _is_edit(edit: Any) -> bool:

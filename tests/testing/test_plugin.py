@@ -1,0 +1,184 @@
+"""The kit as pytest sees it: options, shards, seeds, and failures that are told and not dumped."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tinyllm.infer import paged
+
+pytest_plugins = ["pytester"]
+
+HERE = Path(__file__).parent
+RIGHT = Path(paged.__file__)
+WRONG = f"{HERE / 'wrong_caches.py'}:LeaksWhenRefused"
+ALWAYS_WRONG = f"{HERE / 'wrong_caches.py'}:GathersFloat32"
+KIT = ("--pyargs", "tinyllm.testing")
+Run = Callable[..., pytest.RunResult]
+
+
+@pytest.fixture
+def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Pytest in a fresh process and an empty folder, under a profile of a few examples."""
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    pytester.makeconftest(
+        "from hypothesis import settings\n"
+        "from tinyllm.testing.profiles import profile\n"
+        "settings.register_profile('tinyllm-few', settings(profile('ci'), max_examples=4))\n"
+        "settings.load_profile('tinyllm-few')\n"
+    )
+
+    def go(*args: str) -> pytest.RunResult:
+        return pytester.runpytest_subprocess("-p", "no:cacheprovider", *args)
+
+    return go
+
+
+def test_a_copy_of_the_reference_passes(run: Run, pytester: pytest.Pytester) -> None:
+    copy = pytester.path / "mine.py"
+    copy.write_text(RIGHT.read_text(encoding="utf-8"), encoding="utf-8")
+    result = run(*KIT, "--cache-impl", "mine.py", "--shards", "3", "-k", "not 256 and not 776", "-v")
+    result.assert_outcomes(passed=10 + 9 + 3, deselected=2)  # without the two slowest cases
+    for i in range(3):
+        result.stdout.fnmatch_lines([f"*::test_machine?shard-{i}? PASSED*"])
+    result.stdout.fnmatch_lines(["tinyllm: --shard-seed=*"])
+
+
+def test_a_wrong_cache_fails_with_the_story(run: Run) -> None:
+    result = run(*KIT, "--cache-impl", WRONG, "-k", "refused or machine")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [
+            "*law 10, atomicity: A call that raises leaves everything observable as it was.",
+            "*expected  stats() == {'free': 1, *",
+            "*found     {'free': 0, *",
+            "*LeaksWhenRefused = load('*wrong_caches.py:LeaksWhenRefused')",
+            "*append 0 0 2 ! OutOfBlocks",
+        ]
+    )
+    assert "ExceptionGroup" not in result.stdout.str()
+
+
+PROGRAMS = """
+from hypothesis import settings
+from tinyllm.testing.check import run_machine
+from tinyllm.testing.machine import CacheMachine, shard
+from tinyllm.testing.profiles import current_profile
+
+def test_programs(cache_shard, cache_factory, request):
+    machine = shard(CacheMachine, cache_shard, cache_factory)
+    run_machine(cache_factory, machine, current_profile())
+    with open(f"{request.config.rootpath}/seen", "a") as file:
+        print(cache_shard, sorted(machine.tally.items()), file=file)
+"""
+
+
+@pytest.fixture
+def seen(run: Run, pytester: pytest.Pytester) -> Callable[..., list[str]]:
+    """What each shard drew, by its seed: a line a shard."""
+    pytester.makepyfile(test_programs=PROGRAMS)
+
+    def go(*args: str) -> list[str]:
+        path = pytester.path / "seen"
+        path.unlink(missing_ok=True)
+        result = run(*args)
+        assert result.ret == 0, result.stdout.str()
+        return sorted(path.read_text().splitlines())
+
+    return go
+
+
+def test_a_seed_given_is_a_run_repeated_and_shard_i_adds_i(seen: Callable[..., list[str]]) -> None:
+    first = seen("--shards", "3", "--shard-seed", "41")
+    assert [line.split()[0] for line in first] == ["41", "42", "43"]
+    assert seen("--shards", "3", "--shard-seed", "41", "-n", "2") == first
+    assert seen("--hypothesis-seed", "43") == first[2:]
+
+
+def test_workers_share_a_seed_that_was_drawn_and_printed(run: Run, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_programs=PROGRAMS)
+    result = run("--shards", "3", "-n", "2")
+    assert result.ret == 0, result.stdout.str()
+    (seed,) = re.findall(r"tinyllm: --shard-seed=(\d+)", result.stdout.str())
+    lines = sorted((pytester.path / "seen").read_text().splitlines())
+    assert [int(line.split()[0]) - int(seed) for line in lines] == [0, 1, 2]
+
+
+def test_without_a_request_nothing_is_said(run: Run, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_nothing(): pass")
+    result = run("--hypothesis-seed", "random")
+    result.assert_outcomes(passed=1)
+    assert "tinyllm: " not in result.stdout.str()
+
+
+BAD: dict[tuple[str, ...], tuple[int, str]] = {
+    ("--shards", "0"): (4, "ERROR: --shards is 0; it must be at least 1"),
+    ("--shards", "-3"): (4, "ERROR: --shards is -3; it must be at least 1"),
+    ("--shards", "many"): (4, "*--shards: invalid int value: 'many'"),
+    ("--cache-impl", "no/such/file.py"): (2, "*--cache-impl: there is no file no/such/file.py*"),
+    ("--cache-impl", "no.such"): (2, "*--cache-impl: there is no module 'no.such' here;*"),
+    ("--cache-impl", "json"): (2, "*--cache-impl: json defines no PagedKVCache;*"),
+}
+
+
+@pytest.mark.parametrize("args", BAD, ids=" ".join)
+def test_a_bad_option_is_said_in_words_and_shows_in_the_exit_code(args: tuple[str, ...], run: Run) -> None:
+    code, words = BAD[args]
+    result = run(*KIT, *args, "-x")
+    assert result.ret == code
+    result.stdout.fnmatch_lines([words]) if code == 2 else result.stderr.fnmatch_lines([words])
+    for text in (result.stdout.str(), result.stderr.str()):
+        assert "Traceback" not in text
+        assert "INTERNALERROR" not in text
+
+
+def test_a_bad_implementation_is_said_by_workers_too(run: Run) -> None:
+    result = run(*KIT, "--cache-impl", "no.such", "-n", "1", "-k", "hand")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["--cache-impl: there is no module 'no.such' here;*"])
+    for word in ("INTERNALERROR", "Traceback", "crashed"):
+        assert word not in result.stdout.str()
+
+
+SUBCLASS = f"""
+from tinyllm.infer.paged import PagedKVCache
+from tinyllm.testing import CacheMachine, load, state_machine_test
+
+class Mine(CacheMachine):
+    def make_cache(self, config):
+        return PagedKVCache(*config)
+
+class Wrong(CacheMachine):
+    def make_cache(self, config):
+        return load({ALWAYS_WRONG!r})(*config)
+
+TestMine = state_machine_test(Mine)
+TestWrong = state_machine_test(Wrong)
+"""
+
+
+def test_the_subclass_door(run: Run, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_subclass=SUBCLASS)
+    result = run("-v")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*TestMine*PASSED*", "*TestWrong*FAILED*", "*law 3, contents*"])
+
+
+def test_the_options_are_in_the_help(run: Run) -> None:
+    result = run("--help")
+    result.stdout.fnmatch_lines(
+        ["*paged KV caches:", "*--cache-impl=IMPL*", "*--shards=*", "*--shard-seed=*"]
+    )
+
+
+def test_loading_the_plugin_imports_nothing_heavy(run: Run, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        "import sys\n"
+        "def test_light():\n"
+        "    loaded = {name for name in sys.modules if name.startswith('tinyllm')}\n"
+        "    assert loaded <= {'tinyllm', 'tinyllm.testing', 'tinyllm.testing.plugin'}, loaded\n"
+    )
+    pytester.path.joinpath("conftest.py").unlink()
+    result = run("-p", "no:hypothesispytest")
+    result.assert_outcomes(passed=1)

@@ -1,0 +1,165 @@
+"""Caches whose contents are right and whose manners are wrong: ids, close, arguments, errors."""
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tinyllm.infer.paged import PagedKVCache
+
+
+class KeepsLengthsAfterFree(PagedKVCache):
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self._old: dict[int, list[int]] = {}
+
+    def free(self, seq_id: int) -> None:
+        lens = self._live(seq_id).lens
+        super().free(seq_id)
+        self._old[seq_id] = lens
+
+    def seq_len(self, seq_id: int, layer: int = 0) -> int:
+        right = super().seq_len(seq_id, layer)
+        return right or self._old.get(seq_id, [0] * self.n_layers)[layer]
+
+
+class AcceptsALiveId(PagedKVCache):
+    def add_seq(self, seq_id: int) -> None:
+        if seq_id not in self._seqs or self._closed:
+            super().add_seq(seq_id)
+
+
+class ForksOntoALiveId(PagedKVCache):
+    def fork(self, parent: int, child: int) -> None:
+        if parent in self._seqs and child in self._seqs and parent != child:
+            self.free(child)
+        if parent != child or parent not in self._seqs:
+            super().fork(parent, child)
+
+
+class UsableAfterClose(PagedKVCache):
+    def close(self) -> None:
+        pass
+
+
+class EmptyAfterClose(PagedKVCache):
+    """Closed means empty here, not closed: ids are unknown then, and counts can be read."""
+
+    def close(self) -> None:
+        super().close()
+        self._closed = False
+        self._refs, self._free, self._seqs = [], [], {}
+
+
+class ClosesOnce(PagedKVCache):
+    def close(self) -> None:
+        if self._closed:
+            raise ValueError("closed already")
+        super().close()
+
+
+class Immortal(PagedKVCache):
+    all: ClassVar[list[PagedKVCache]] = []
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.all.append(self)
+
+
+class TakesBools(PagedKVCache):
+    def append(self, seq_id: int, layer: int, k: Any, v: Any) -> None:
+        k, v = (np.asarray(a) for a in (k, v))
+        super().append(seq_id, layer, *(a.astype(int) if a.dtype == bool else a for a in (k, v)))
+
+
+class CountsLayersFromTheEnd(PagedKVCache):
+    def gather(self, seq_id: int, layer: int) -> Any:
+        return super().gather(seq_id, layer % self.n_layers if layer < 0 else layer)
+
+
+class TruncatesIds(PagedKVCache):
+    def add_seq(self, seq_id: int) -> None:
+        super().add_seq(int(seq_id))
+
+
+class TakesSizesOfZero(PagedKVCache):
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*(size or 1 for size in sizes))
+
+
+class WrongClass(PagedKVCache):
+    """Refuses what it must, always as a RuntimeError."""
+
+    def __init__(self, *sizes: int) -> None:
+        try:
+            super().__init__(*sizes)
+        except (TypeError, ValueError) as error:
+            raise RuntimeError(str(error)) from None
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name.startswith("_") or not callable(found):
+            return found
+
+        def call(*args: Any) -> Any:
+            try:
+                return found(*args)
+            except (TypeError, ValueError, LookupError) as error:
+                raise RuntimeError(str(error)) from None
+
+        return call
+
+
+class WrongClassDeclared(WrongClass):
+    capabilities = frozenset[str]()
+
+
+class AcceptsAnything(WrongClassDeclared):
+    """Declares no exact errors, and raises none."""
+
+    def append(self, seq_id: int, layer: int, k: Any, v: Any) -> None:
+        if np.shape(k)[1:2] != (0,):
+            super().append(seq_id, layer, k, v)
+
+
+class Panic(BaseException):
+    """What a Rust engine raises: no Exception."""
+
+
+class Panics(PagedKVCache):
+    def append(self, seq_id: int, layer: int, k: Any, v: Any) -> None:
+        if len(self._seqs) > 1 and self.seq_len(seq_id, layer):
+            raise Panic("index out of bounds")
+        super().append(seq_id, layer, k, v)
+
+
+class Exits(PagedKVCache):
+    def free(self, seq_id: int) -> None:
+        super().free(seq_id)
+        raise SystemExit(3)
+
+
+class PanicsWhenRead(PagedKVCache):
+    def gather(self, seq_id: int, layer: int) -> Any:
+        if self.seq_len(seq_id, layer) > 3:
+            raise Panic("slice out of range")
+        return super().gather(seq_id, layer)
+
+
+class PanicsAtBirth(PagedKVCache):
+    def __init__(self, *_: int) -> None:
+        raise Panic("no memory")
+
+
+def _without(name: str) -> type[PagedKVCache]:
+    def missing(self: Any, *_: Any) -> Any:
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    return type(f"Without_{name}", (PagedKVCache,), {name: property(missing)})
+
+
+WithoutAppend = _without("append")
+WithoutStats = _without("stats")
+WithoutGather = _without("gather")
+WithoutTable = _without("block_table")
+WithoutFork = _without("fork")
+WithoutClose = _without("close")
