@@ -63,7 +63,7 @@ def test_a_text_in_another_encoding_and_with_other_line_ends(module: Write) -> N
         ("sown_nothing", "there is no module 'sown_nothing'"),
         ("sown_nothing.inner", "there is no module 'sown_nothing.inner': ModuleNotFoundError"),
         ("os.path.inner", "there is no module 'os.path.inner': ModuleNotFoundError"),
-        ("", "there is no module '': ValueError: Empty module name"),
+        ("", "there is no module '': ValueError: "),
         (".relative", "there is no module '.relative': "),
         ("sown_bad.inner", "there is no module 'sown_bad.inner': ZeroDivisionError"),
         ("sown_exit.inner", "there is no module 'sown_exit.inner': SystemExit"),
@@ -91,7 +91,7 @@ def test_it_takes_the_modules_place(module: Write) -> None:
     assert not planted.used
     one = importlib.import_module("sown_one")
     assert (one.value, one.__file__, planted.used) == ("planted", str(path), True)
-    one.value = "changed"
+    vars(one)["value"] = "changed"
     assert importlib.reload(one).value == "planted"
     del sys.modules["sown_one"]
     assert importlib.import_module("sown_one").value == "planted"
@@ -167,7 +167,7 @@ def test_proof(module: Write) -> None:
     assert proof(target) == "another"
     sys.modules["sown_one"] = types.ModuleType("sown_one")
     assert proof(target) == "another"
-    sys.modules["sown_one"] = None  # type: ignore[assignment] - as tests do which must not import it
+    sys.modules["sown_one"] = None  # type: ignore[assignment]  # as tests do which must not import it
     assert proof(target) == "another"
 
 

@@ -37,14 +37,30 @@ def test_a_planted_bug_fails_the_tests(
     run: Run, suite: Callable[..., Path], tmp_path: Path, more: list[str]
 ) -> None:
     """Seen with its own line, in this process and in the workers of xdist, and nothing is left."""
-    text = "PRELUDE\nimport pytest\n@pytest.mark.parametrize('n', range(4))\ndef test(n):\n"
-    text += "    cache = cache_of_one()\n    cache.fork(0, 1)\n    cache.append(1, 0, 1, 1)\n"
-    path = suite({"pytest.ini": "[pytest]\nfilterwarnings = error\n", "test_it.py": text})
-    done = run("--plant", "s13", path, *more)
+    path = suite({"pytest.ini": "[pytest]\nfilterwarnings = error\n", "test_it.py": OVERRUN})
+    done = run("--plant", "s05", path, *more)
     assert done.returncode == 1, done.stdout
     assert "4 failed" in done.stdout
-    assert "in append" in done.stdout or "append" in done.stdout
+    assert "for a, b in [(block, block + 1) for block in blocks]:" in done.stdout
     assert list((tmp_path / "temporary").glob("tinyllm-*")) == []
+    assert run(path).returncode == 0
+
+
+OVERRUN = """
+import numpy as np
+import pytest
+from tinyllm.infer.paged import PagedKVCache
+
+@pytest.mark.parametrize("n", range(4))
+def test_reused_block(n):
+    # The second of two blocks comes first: with s05 the write runs past the pool.
+    cache = PagedKVCache(2, 2, 1, 1, 1)
+    for seq in (0, 1):
+        cache.add_seq(seq)
+        cache.append(seq, 0, np.ones((1, 1, 1)), np.ones((1, 1, 1)))
+    cache.free(0)
+    cache.append(1, 0, np.ones((1, 2, 1)), np.ones((1, 2, 1)))
+"""
 
 
 def test_the_same_without_the_bug(run: Run, suite: Callable[..., Path]) -> None:
@@ -58,18 +74,6 @@ def test_our_own_tests_fail_on_s06(run: Run) -> None:
     done = run("--plant", "s06", "-x", "-c", OWN.parents[2] / "pyproject.toml", OWN)
     assert (done.returncode, done.stderr) == (1, "")
     assert "1 failed" in done.stdout
-
-
-def test_the_planted_line_is_shown(run: Run, suite: Callable[..., Path]) -> None:
-    """s13 asks T for nothing, and what comes then fails at a line that tracebacks show."""
-    text = (
-        "PRELUDE\nimport inspect, linecache\nimport tinyllm.infer.paged as paged\n"
-        "def test():\n    code = PagedKVCache.append.__code__\n"
-        "    lines = inspect.getsource(PagedKVCache.append)\n    assert 'tokens = k.shape[1]' in lines\n"
-        "    assert code.co_filename.startswith('<planted ')\n"
-    )
-    done = run("--plant", "s13", suite(text))
-    assert done.returncode == 0, done.stdout
 
 
 def test_an_unknown_bug(run: Run, suite: Callable[..., Path]) -> None:
