@@ -97,6 +97,14 @@ class LayerZeroWritesAll(PagedKVCache):
             self._k[1, :, int(self.block_table(seq_id)[0]) * self.block_size] = 5
 
 
+class WritesIntoItsNeighbour(PagedKVCache):
+    def append(self, seq_id: int, layer: int, k: Any, v: Any) -> None:
+        super().append(seq_id, layer, k, v)
+        for other, (table, lens) in self._seqs.items():
+            if other != seq_id and lens[0] and self._refs[table[0]] == 1:
+                self._v[0, 0, table[0] * self.block_size] = 3
+
+
 class CountsSharedTwice(PagedKVCache):
     def stats(self) -> dict[str, int]:
         return super().stats() | {"used": sum(len(seq.table) for seq in self._seqs.values())}
@@ -222,22 +230,6 @@ class ForgetsWhatItRefused(PagedKVCache):
         except TypeError:
             lens = self._seqs[seq_id].lens
             lens[0] = max(0, lens[0] - 1)
-            raise
-
-
-class MovesABlockWhenRefused(PagedKVCache):
-    """Contents stay, but in another block: whoever holds the old table reads what is no longer there."""
-
-    def append(self, seq_id: int, layer: int, k: Any, v: Any) -> None:
-        try:
-            super().append(seq_id, layer, k, v)
-        except OutOfBlocks:
-            table = self._seqs[seq_id].table
-            if table and self._free and self._refs[table[-1]] == 1:
-                old, table[-1] = table[-1], self._free[-1]
-                for pool in (self._k, self._v):
-                    pool[:, :, self._slots(table[-1])] = pool[:, :, self._slots(old)]
-                self._free[-1], self._refs[old], self._refs[table[-1]] = old, 0, 1
             raise
 
 

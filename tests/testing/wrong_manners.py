@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tinyllm.infer.paged import PagedKVCache
+from tinyllm.infer.paged import OutOfBlocks, PagedKVCache
 
 
 class KeepsLengthsAfterFree(PagedKVCache):
@@ -20,6 +20,22 @@ class KeepsLengthsAfterFree(PagedKVCache):
     def seq_len(self, seq_id: int, layer: int = 0) -> int:
         right = super().seq_len(seq_id, layer)
         return right or self._old.get(seq_id, [0] * self.n_layers)[layer]
+
+
+class MovesABlockWhenRefused(PagedKVCache):
+    """Contents stay, but in another block: whoever holds the old table reads what is no longer there."""
+
+    def append(self, seq_id: int, layer: int, k: Any, v: Any) -> None:
+        try:
+            super().append(seq_id, layer, k, v)
+        except OutOfBlocks:
+            table = self._seqs[seq_id].table
+            if table and self._free and self._refs[table[-1]] == 1:
+                old, table[-1] = table[-1], self._free[-1]
+                for pool in (self._k, self._v):
+                    pool[:, :, self._slots(table[-1])] = pool[:, :, self._slots(old)]
+                self._free[-1], self._refs[old], self._refs[table[-1]] = old, 0, 1
+            raise
 
 
 class AcceptsALiveId(PagedKVCache):

@@ -1,0 +1,123 @@
+"""Whatever ends `tinyllm grade` early ends all it started, and nothing is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SUITE = """
+import os, subprocess, sys, time
+import tinyllm.infer.paged
+
+def test_slow():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    with open("TMP/pids", "a") as file:
+        print(os.getpid(), child.pid, file=file)
+    with open(os.path.join(os.environ["TMPDIR"], "litter"), "w") as file:
+        file.write("x")
+    time.sleep(1000)
+"""
+AT_ONCE = "--interrupt-at-once"
+
+
+def wait_for(what: Callable[[], bool], why: str) -> None:
+    until = time.monotonic() + 120
+    while not what():
+        assert time.monotonic() < until, why
+        time.sleep(0.05)
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
+
+
+def group_is_gone(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("number", "to_group", "code"),
+    [
+        (signal.SIGINT, True, 130),
+        (signal.SIGTERM, False, 143),
+        (signal.SIGTERM, True, 143),
+        (signal.SIGHUP, True, 129),
+        (signal.SIGKILL, False, -9),
+    ],
+    ids=["Ctrl-C", "SIGTERM", "SIGTERM to all", "the terminal closes", "SIGKILL"],
+)
+def test_nothing_is_left(
+    command: str,
+    suite: Callable[..., Path],
+    tmp_path: Path,
+    number: signal.Signals,
+    to_group: bool,
+    code: int,
+) -> None:
+    """SIGKILL alone leaves an empty folder or two: nobody is there to take them away."""
+    path, temporary, pids = suite(SUITE), tmp_path / "temporary", tmp_path / "pids"
+    temporary.mkdir()
+    process = subprocess.Popen(
+        [command, "grade", str(path), "--bug", "s02", "-j", "2"],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    )
+    wait_for(lambda: pids.exists() and len(pids.read_text(encoding="utf-8").split()) == 4, "two clean runs")
+    (os.killpg if to_group else os.kill)(process.pid, number)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == code, out + err
+    assert "Traceback" not in out + err
+    assert (out, err.strip()) == ("", "")
+    for pid in map(int, pids.read_text(encoding="utf-8").split()):
+        wait_for(lambda pid=pid: gone(pid), f"process {pid} is left")  # type: ignore[misc]
+    wait_for(lambda: group_is_gone(process.pid), "the fork server is left")
+    if number == signal.SIGKILL:
+        wait_for(lambda: not list(temporary.rglob("litter")), "the runs took their folders away")
+    else:
+        assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("delay", [0.05, 0.3, 0.6, 0.9, 1.3])
+def test_ctrl_c_at_any_time_shows_no_traceback(
+    command: str, suite: Callable[..., Path], tmp_path: Path, delay: float
+) -> None:
+    """While Python starts nobody can catch it; after that, from the imports to the fork server's start."""
+    temporary, ready = tmp_path / "temporary", tmp_path / "ready"
+    temporary.mkdir()
+    path = suite(SUITE)
+    starter = (
+        "import sys, tinyllm.cli\nopen(sys.argv[1], 'w').close()\n"
+        "tinyllm.cli.main(['grade', sys.argv[2], '--bug', 's02'])"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", starter, str(ready), str(path)],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    )
+    wait_for(ready.exists, "the command starts")
+    time.sleep(delay)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out, err.strip()) == (130, "", "")
+    wait_for(lambda: group_is_gone(process.pid), "a process is left")
+    assert list(temporary.iterdir()) == []
