@@ -102,12 +102,13 @@ class Grader:
         runs = {
             self._submit(pool, target, seed, timeout): (target, seed) for target in clean for seed in several
         }
-        outcomes, slowest, red = [], 0.0, []
+        outcomes, green, slowest, red = [], set(), 0.0, []
         for future in _as_done(runs):
             ended, (target, seed) = future.result()[0], runs[future]
             problem = _problem(ended, timeout)
             if problem is None:
                 outcomes.append(ended.value)
+                green.add(target)
                 slowest = max(slowest, ended.seconds)
                 listener("clean", None, None)
             else:
@@ -117,7 +118,7 @@ class Grader:
         if red:
             target, seed, problem, output = red[0]
             where = "" if target is self.target else f" on {target.path}"
-            flaky = f"; with another seed they pass: they are flaky{where}" if outcomes else where
+            flaky = f"; with another seed they pass: they are flaky{where}" if target in green else where
             raise GradeError(problem.code, f"{problem}{flaky} (seed {seed})", output)
         counts = {outcome.tests for outcome in outcomes}
         if len(counts) > 1:

@@ -15,8 +15,9 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from typing import Any
 PRELOAD = ["numpy", "hypothesis", "hypothesis.stateful", "pytest", "_hypothesis_pytestplugin", "xdist.plugin"]
 """Imported once, in the fork server; never a module that a bug may be planted in."""
 TAIL = 20_000  # bytes of output that are kept
+LONGEST = 70  # bytes of a temporary folder's name: a socket's name may have 103, and 32 are added
 POLL = 0.1  # seconds between two looks at `cancelled`
 Send = Callable[[Any], None]
 
@@ -41,8 +43,9 @@ class Ended:
 
 
 def context() -> Any:
-    """The fork server where there is fork, else fresh interpreters."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
+    """The fork server where there is fork, and room for the name of its socket; else fresh interpreters."""
+    room = len(os.fsencode(tempfile.gettempdir())) <= LONGEST
+    if not room or "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(PRELOAD)
@@ -66,7 +69,8 @@ def call(
     with tempfile.TemporaryDirectory(prefix="tinyllm-", ignore_cleanup_errors=True) as folder:
         parent, child = context().Pipe()
         process = context().Process(target=_child, args=(child, folder, function, args), daemon=False)
-        _start(process)
+        with _starting, _ctrl_c_waits():
+            process.start()
         child.close()
         how, value = "cancelled", None
         try:
@@ -84,18 +88,18 @@ def _ignore(_: Any) -> None:
     pass
 
 
-def _start(process: Any) -> None:
-    """Start it; Ctrl-C waits meanwhile, and never reaches the fork server, which inherits what is blocked."""
-    with _starting:
-        before = _mask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            process.start()
-        finally:
-            _mask(signal.SIG_SETMASK, before)
-
-
-def _mask(how: int, signals: Any) -> Any:
-    return signal.pthread_sigmask(how, signals) if hasattr(signal, "pthread_sigmask") else set()
+@contextlib.contextmanager
+def _ctrl_c_waits() -> Iterator[None]:
+    """Block it here, and so for ever in the fork server if that is what starts now."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # when it starts, it unblocks what others have blocked
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _listen(
@@ -145,7 +149,8 @@ def _child(pipe: Connection, folder: str, function: Callable[..., Any], args: tu
     if hasattr(os, "setsid"):
         os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    _mask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     output = os.open(Path(folder, "output"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
         stream.flush()

@@ -4,8 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,13 @@ def test_slow():
         file.write("x")
     time.sleep(1000)
 """
-AT_ONCE = "--interrupt-at-once"
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A temporary folder for the command, with a short name: a socket goes there."""
+    with tempfile.TemporaryDirectory(prefix="t-") as folder:
+        yield Path(folder)
 
 
 def wait_for(what: Callable[[], bool], why: str) -> None:
@@ -39,6 +46,10 @@ def gone(pid: int) -> bool:
         return True
     stat = Path(f"/proc/{pid}/stat")
     return stat.exists() and stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
+
+
+def words(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").split()) if path.exists() else 0
 
 
 def group_is_gone(group: int) -> bool:
@@ -64,13 +75,13 @@ def test_nothing_is_left(
     command: str,
     suite: Callable[..., Path],
     tmp_path: Path,
+    temporary: Path,
     number: signal.Signals,
     to_group: bool,
     code: int,
 ) -> None:
     """SIGKILL alone leaves an empty folder or two: nobody is there to take them away."""
-    path, temporary, pids = suite(SUITE), tmp_path / "temporary", tmp_path / "pids"
-    temporary.mkdir()
+    path, pids = suite(SUITE), tmp_path / "pids"
     process = subprocess.Popen(
         [command, "grade", str(path), "--bug", "s02", "-j", "2"],
         env={**os.environ, "TMPDIR": str(temporary)},
@@ -79,7 +90,7 @@ def test_nothing_is_left(
         start_new_session=True,
         text=True,
     )
-    wait_for(lambda: pids.exists() and len(pids.read_text(encoding="utf-8").split()) == 4, "two clean runs")
+    wait_for(lambda: process.poll() is not None or words(pids) == 4, "two clean runs")
     (os.killpg if to_group else os.kill)(process.pid, number)
     out, err = process.communicate(timeout=120)
     assert process.returncode == code, out + err
@@ -96,12 +107,10 @@ def test_nothing_is_left(
 
 @pytest.mark.parametrize("delay", [0.05, 0.3, 0.6, 0.9, 1.3])
 def test_ctrl_c_at_any_time_shows_no_traceback(
-    command: str, suite: Callable[..., Path], tmp_path: Path, delay: float
+    suite: Callable[..., Path], tmp_path: Path, temporary: Path, delay: float
 ) -> None:
     """While Python starts nobody can catch it; after that, from the imports to the fork server's start."""
-    temporary, ready = tmp_path / "temporary", tmp_path / "ready"
-    temporary.mkdir()
-    path = suite(SUITE)
+    ready, path = tmp_path / "ready", suite(SUITE)
     starter = (
         "import sys, tinyllm.cli\nopen(sys.argv[1], 'w').close()\n"
         "tinyllm.cli.main(['grade', sys.argv[2], '--bug', 's02'])"

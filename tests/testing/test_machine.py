@@ -125,8 +125,9 @@ def test_a_subclass_with_a_wrong_cache_fails_with_the_story(named: Named) -> Non
         def make_cache(self, config: Config) -> Any:
             return wrong(*config)
 
-    with pytest.raises(LawBroken, match="copy on write") as caught:
-        state_machine_test(Mine, MANY)("runTest").runTest()
+    with pytest.raises(LawBroken) as caught:
+        state_machine_test(shard(Mine, 0), MANY)("runTest").runTest()
+    assert caught.value.law in {8, 9}  # written in place, also where a copy could not be paid for
     assert "  replay(factory, " in str(caught.value)
 
 
@@ -140,9 +141,9 @@ def test_the_capabilities_of_a_subclass_count(named: Named) -> None:
     class Lenient(Strict):
         capabilities = frozenset()
 
-    state_machine_test(Lenient, SOME)("runTest").runTest()
+    state_machine_test(shard(Lenient, 0), SOME)("runTest").runTest()
     with pytest.raises(LawBroken, match="RuntimeError"):
-        state_machine_test(Strict, MANY)("runTest").runTest()
+        state_machine_test(shard(Strict, 0), MANY)("runTest").runTest()
 
 
 def test_the_default_settings_are_the_profile_in_force() -> None:

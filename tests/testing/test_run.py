@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tinyllm.infer.paged import OutOfBlocks, PagedKVCache
+from tinyllm.testing.contract import CAPABILITIES
 from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.run import Run, replay
 from tinyllm.testing.trace import parse
@@ -89,7 +90,7 @@ def test_a_refusal_of_another_class_is_a_finding(name: str, breaks: Breaks) -> N
 
 def test_out_of_blocks_is_no_answer_to_a_bad_argument_even_without_exact_errors(breaks: Breaks) -> None:
     class Inexact(PagedKVCache):
-        capabilities = frozenset[str]()
+        capabilities = frozenset(CAPABILITIES) - {"exact-errors"}
 
         def add_seq(self, seq_id: int) -> None:
             if seq_id in self._seqs:

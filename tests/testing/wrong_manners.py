@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tinyllm.infer.paged import OutOfBlocks, PagedKVCache
+from tinyllm.testing.contract import CAPABILITIES
 
 
 class KeepsLengthsAfterFree(PagedKVCache):
@@ -126,7 +127,7 @@ class WrongClass(PagedKVCache):
 
 
 class WrongClassDeclared(WrongClass):
-    capabilities = frozenset[str]()
+    capabilities = frozenset(CAPABILITIES) - {"exact-errors"}
 
 
 class AcceptsAnything(WrongClassDeclared):

@@ -8,7 +8,8 @@ from rich.markup import escape
 
 from tinyllm import __version__
 from tinyllm.cli.check import check
-from tinyllm.cli.grade import fail, grade, show_diff, terminal
+from tinyllm.cli.grade import grade
+from tinyllm.cli.screen import fail, show_diff, terminal
 
 USAGE = 2
 
@@ -58,7 +59,7 @@ def bugs(
     console = terminal()
     known = {bug.id: bug for bug in planted.load_set("all")}
     if bug_id is None:
-        table = Table("id", "what the code does wrong", "what a user would see", box=None)
+        table = Table("id", "what the code does wrong", "what a user would see", box=None, pad_edge=False)
         table.add_column("caught by", overflow="fold")
         for bug in known.values():
             name = f"[bold]{bug.id}[/bold]" + ("\n[red]required[/red]" if bug.required else "")
@@ -91,17 +92,16 @@ def bugs(
 @app.command()
 def tests() -> None:
     """List the ten tests of the catalogue: what each checks, and why it matters downstream."""
-    from rich.table import Table  # noqa: PLC0415
+    from rich.padding import Padding  # noqa: PLC0415
 
     from tinyllm.testing.catalogue import CATALOGUE  # noqa: PLC0415
 
-    table = Table("test", "kind", "checks", "why it matters", "laws", box=None, show_lines=False)
+    console = terminal()
     for entry in CATALOGUE.values():
         laws = ", ".join(map(str, entry.laws))
-        table.add_row(
-            f"[bold]{entry.name}[/bold]", entry.kind, escape(entry.checks), escape(entry.matters), laws
-        )
-    terminal().print(table)
+        console.print(f"[bold]{entry.name}[/bold]  [dim]{entry.kind}, laws {laws}[/dim]")
+        console.print(Padding(escape(entry.checks), (0, 0, 0, 4)))
+        console.print(Padding(f"[dim]matters for:[/dim] {escape(entry.matters)}", (0, 0, 0, 4)))
 
 
 @app.command()
@@ -125,7 +125,7 @@ def start(
 
 
 @app.command()
-def diff(file: Annotated[Path, typer.Argument(help="Your paged.py.")]) -> None:
+def diff(file: Annotated[Path, typer.Argument(metavar="FILE", help="Your paged.py.")]) -> None:
     """Compare your paged.py with the reference. Best read once yours passes."""
     import difflib  # noqa: PLC0415
 

@@ -2,26 +2,19 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
-from tinyllm.cli.grade import (
-    Jobs,
-    Seed,
-    check_writable,
-    choose,
-    cores,
-    fail,
-    run_grader,
-    show,
-    terminal,
-    write,
-)
+from tinyllm.cli.grade import Jobs, Seed, check_writable, choose, cores, run_grader, write
 from tinyllm.cli.hold import Held, Programs, Progress, as_json, hold
+from tinyllm.cli.screen import fail, show, terminal
+
+if TYPE_CHECKING:
+    from mutants.process import Ended
 
 REFERENCE = "tinyllm.infer.paged"
 PROFILES = ("dev", "ci", "deep")
@@ -85,13 +78,9 @@ def _step_one(console: Console, impl: str, profile: str, seed: int) -> tuple[Hel
 
         ended = call(hold, impl, profile, seed, timeout=SILENCE, on_event=listen)
     held = ended.value if ended.how == "done" else Held()
-    if ended.how == "timeout":
+    if ended.how != "done":
         held.failed.append(now)
-        console.print(f"\n[red]{now.name} has not ended within {SILENCE:.0f} s: an endless loop?[/red]")
-    elif ended.how != "done":
-        held.failed.append(now)
-        console.print(f"\n[red]{now.name} ended the process it ran in.[/red]")
-        console.print(escape((str(ended.value or "") + ended.output).strip()[-2000:]))
+        _show_end(console, ended, now)
     if held.unusable:
         fail(USAGE, held.unusable)
     if held.unwritten:
@@ -104,6 +93,17 @@ def _step_one(console: Console, impl: str, profile: str, seed: int) -> tuple[Hel
     for missing in held.not_checked:
         console.print(f"   not checked: {escape(missing)}")
     return held, 0 if held.passed else WEAK
+
+
+def _show_end(console: Console, ended: "Ended", now: Progress) -> None:
+    """Say how the process ended that did not come to its own end."""
+    name = escape(now.name)
+    if ended.how == "timeout":
+        console.print(f"\n[red]{name} has not ended within {SILENCE:.0f} s: an endless loop?[/red]")
+        return
+    console.print(f"\n[red]{name} ended the process it ran in.[/red]")
+    if said := (str(ended.value or "") + ended.output).strip():
+        console.print(said[-2000:], markup=False, soft_wrap=True)
 
 
 def _show_progress(console: Console, status: Status, event: object) -> None:

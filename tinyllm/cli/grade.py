@@ -1,10 +1,11 @@
 """`tinyllm grade`: score a test suite by the planted bugs it kills."""
 
+import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,28 +18,66 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
-from rich.table import Table
+
+from tinyllm.cli.screen import coloured, fail, show, terminal
 
 if TYPE_CHECKING:
     from mutants.bugs import Bug
     from mutants.grade import Grader
     from mutants.plant import Target
-    from mutants.verdict import Grade, Result, Trial
+    from mutants.verdict import Grade, Trial
 
 USAGE = 2
 
+
+def at_least(bound: float, kind: Callable[[str], Any] = int) -> Callable[[str], Any]:
+    """A parser of numbers whose messages name the value and the bound."""
+
+    def parse(text: str) -> Any:
+        with contextlib.suppress(ValueError):
+            if (value := kind(text)) >= bound:
+                return value
+        raise typer.BadParameter(f"{text} is no {'whole ' if kind is int else ''}number of at least {bound}")
+
+    return parse
+
+
 Jobs = Annotated[
-    int | None, typer.Option("-j", "--jobs", min=1, help="Runs at the same time.", show_default="cores")
+    int | None,
+    typer.Option(
+        "-j",
+        "--jobs",
+        parser=at_least(1),
+        metavar="N",
+        help="Runs at the same time.",
+        show_default="cores",
+    ),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Of what Hypothesis draws; the first of several trials.")]
+Seed = Annotated[
+    int,
+    typer.Option(
+        parser=at_least(0), metavar="N", help="Of what Hypothesis draws; the first of several trials."
+    ),
+]
 
 
 def grade(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Tests, as pytest takes them.")],
-    trials: Annotated[int, typer.Option(min=1, help="Seeds; a bug is killed if it is killed with each.")] = 1,
+    trials: Annotated[
+        int,
+        typer.Option(
+            parser=at_least(1), metavar="N", help="Seeds; a bug is killed if it is killed with each."
+        ),
+    ] = 1,
     jobs: Jobs = None,
     timeout: Annotated[
-        float | None, typer.Option(min=0.1, help="Seconds for one run.", show_default="from a clean run")
+        float | None,
+        typer.Option(
+            parser=at_least(0.1, float),
+            metavar="SECONDS",
+            help="For one run.",
+            show_default="from a clean run",
+        ),
     ] = None,
     seed: Seed = 0,
     bug: Annotated[
@@ -88,14 +127,6 @@ def grade(
     show(console, result)
     save(json, matrix, result)
     raise typer.Exit(result.code)
-
-
-def terminal(*, stderr: bool = False) -> Console:
-    """Where to print; a pipe or a file has no width of its own, and gets one that the tables fit into."""
-    console = Console(stderr=stderr)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 110
-    return console
 
 
 def cores() -> int:
@@ -155,7 +186,7 @@ def run_grader(console: Console, grader: "Grader") -> "Grade":
             if kind == "bug" and bug is not None and trial is not None:
                 progress.update(task, advance=1, description="planted bugs")
                 if trial.status != "killed" and not bug.survives:
-                    progress.console.print(f"  {bug.id} {_coloured(trial.status)} (seed {trial.seed})")
+                    progress.console.print(f"  {bug.id} {coloured(trial.status)} (seed {trial.seed})")
 
         try:
             return grader.grade(listen)
@@ -164,90 +195,6 @@ def run_grader(console: Console, grader: "Grader") -> "Grade":
             if error.detail:
                 terminal(stderr=True).print(escape(error.detail.rstrip()[-4000:]), soft_wrap=True)
             fail(error.code, f"no verdict: {error}")
-
-
-def show(console: Console, grade: "Grade") -> None:
-    """The verdict for a person: the table, what survives and why it matters, the score."""
-    if grade.count:
-        console.print(_table(grade))
-    for result in grade.results if grade.count else []:
-        if result.status != "killed" and not result.bug.survives:
-            _show_alive(console, grade, result)
-        elif result.status == "killed" and result.bug.survives:
-            console.print(
-                f"\n[yellow]{result.bug.id}[/yellow] is no bug, yet {escape(', '.join(result.killed_by))} "
-                f"objects: {escape(result.bug.title)}. The tests ask for more than the contract says."
-            )
-    killed = sum(result.status == "killed" for result in grade.counted)
-    trials = f" in each of {len(grade.seeds)} trials" if len(grade.seeds) > 1 else ""
-    score = f"{killed} of {len(grade.counted)} planted bugs killed{trials}: {grade.score:.0%}"
-    verdict = "[bold green]PASS[/bold green]" if grade.code == 0 else "[bold red]FAIL[/bold red]"
-    seeds = (
-        f"seed {grade.seeds[0]}" if len(grade.seeds) == 1 else f"seeds {grade.seeds[0]} to {grade.seeds[-1]}"
-    )
-    console.print(f"\n{verdict}  {score}  [dim]({grade.count} tests, {seeds})[/dim]")
-    for reason in grade.reasons:
-        console.print(f"      {escape(reason)}")
-
-
-def _table(grade: "Grade") -> Table:
-    table = Table(
-        "bug", "", "what the code does wrong", "killed by", "s", "examples", box=None, pad_edge=False
-    )
-    for name in ("s", "examples"):
-        table.columns[[c.header for c in table.columns].index(name)].justify = "right"
-    many = len(grade.seeds) > 1
-    for result in grade.results:
-        status = _coloured(
-            "as it must" if result.bug.survives and result.status == "survived" else result.status
-        )
-        if many:
-            status += f" {result.kills}/{len(result.trials)}"
-        seconds, examples = result.median("seconds"), result.median("examples")
-        by = sorted({name.rpartition("::")[2] for name in result.killed_by})
-        table.add_row(
-            result.bug.id,
-            status,
-            escape(result.bug.title),
-            escape(by[0] + (f" and {len(by) - 1} more" if len(by) > 1 else "")) if by else "",
-            "" if seconds is None else f"{seconds:.2f}",
-            "" if examples is None else f"{examples:.0f}",
-        )
-    return table
-
-
-def _coloured(status: str) -> str:
-    colour = {"killed": "green", "as it must": "green", "survived": "red"}.get(status, "yellow")
-    words = {"survived": "SURVIVES", "as it must": "survives", "timeout": "TIMEOUT", "invalid": "INVALID"}
-    return f"[{colour}]{words.get(status, status)}[/{colour}]"
-
-
-def _show_alive(console: Console, grade: "Grade", result: "Result") -> None:
-    bug = result.bug
-    console.print(f"\n[bold]{bug.id}[/bold] {_coloured(result.status)}  {escape(bug.title)}")
-    console.print(f"  a user would see: {escape(bug.symptom)}")
-    notes = {trial.note for trial in result.trials if trial.note}
-    for note in sorted(notes):
-        console.print(f"  {escape(note)}")
-    if bug.caught_by:
-        console.print(f"  the kind of test that catches it: {', '.join(bug.caught_by)}")
-    if grade.target.module == "tinyllm.infer.paged":
-        name = ":".join([bug.id, *grade.target.aliases])
-        console.print(f"  see it: pytest --plant {name} {escape(' '.join(grade.tests))}")
-    if result.trials and result.trials[0].outcome.excused:
-        first = result.trials[0].outcome.excused[0]
-        console.print(f"  no kill: {escape(first.test)}: {escape(first.message)}")
-    show_diff(console, bug.diff(grade.target.source, Path(grade.target.path).name))
-
-
-def show_diff(console: Console, text: str) -> None:
-    """A unified diff, in colour where there is colour; as plain text it can be fed to `patch`."""
-    if not console.is_terminal:
-        print(text, end="")  # noqa: T201
-        return
-    from rich.syntax import Syntax  # noqa: PLC0415
-
-    console.print(Syntax(text, "diff", theme="ansi_dark", background_color="default"))
 
 
 def check_writable(*paths: Path) -> None:
@@ -276,9 +223,3 @@ def write(path: Path, content: object) -> None:
         report.write(path, content)  # type: ignore[arg-type]
     except OSError as error:
         fail(USAGE, f"{path} cannot be written: {error.strerror}")
-
-
-def fail(code: int, message: str) -> NoReturn:
-    """Say what is wrong on stderr, and exit."""
-    terminal(stderr=True).print(f"[red]tinyllm:[/red] {escape(message)}", soft_wrap=True)
-    raise typer.Exit(code)

@@ -61,6 +61,7 @@ def hold(send: Send, impl: str, profile: str, seed: int) -> Held:
     from tinyllm.testing.laws import LawBroken  # noqa: PLC0415
     from tinyllm.testing.machine import CacheMachine, shard  # noqa: PLC0415
     from tinyllm.testing.profiles import profile as settings_of  # noqa: PLC0415
+    from tinyllm.testing.trace import NotOffered  # noqa: PLC0415
 
     held = Held()
     try:
@@ -85,6 +86,8 @@ def hold(send: Send, impl: str, profile: str, seed: int) -> Held:
         problem = ""
         try:
             check.run()
+        except NotOffered as needed:
+            held.not_checked += (f"{check.kind}: {check.name} needs {needed}",)
         except LawBroken as broken:
             held.law, held.name, held.story, held.trace = broken.law, broken.name, str(broken), broken.trace
             problem = f"law {broken.law} is broken"

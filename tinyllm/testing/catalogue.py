@@ -14,13 +14,18 @@ from tinyllm.testing.oracle import Oracle
 
 
 class Entry(NamedTuple):
-    """A test of the catalogue; `kind` is unit, differential, fault, boundary or property."""
+    """A test of the catalogue.
+
+    `kind` is unit, differential, fault, boundary or property; `needs` are the capabilities without which the
+    test says nothing.
+    """
 
     name: str
     kind: str
     checks: str
     matters: str
     laws: tuple[int, ...]
+    needs: frozenset[str]
     test: Callable[[Factory], None]
 
 
@@ -28,9 +33,12 @@ CATALOGUE: dict[str, Entry] = {}
 """The ten entries by name, in the order in which a cache is best built."""
 
 
-def _entry(kind: str, checks: str, matters: str, *laws: int) -> Callable[[Callable[[Factory], None]], Any]:
+def _entry(
+    kind: str, checks: str, matters: str, *laws: int, needs: str = ""
+) -> Callable[[Callable[[Factory], None]], Any]:
     def put(test: Callable[[Factory], None]) -> Callable[[Factory], None]:
-        CATALOGUE[test.__name__] = Entry(test.__name__, kind, checks, matters, laws, test)
+        name = test.__name__
+        CATALOGUE[name] = Entry(name, kind, checks, matters, laws, frozenset(needs.split()), test)
         return test
 
     return put
@@ -75,6 +83,7 @@ def _out_of_blocks(call: Callable[[], object]) -> None:
     "a block only when a position needs it; the gathered token values; allocation counts",
     "you and the tests agree on the mapping",
     *(1, 2, 5),
+    needs="block-tables counts exact-cost fork lazy-copy",
 )
 def test_hand_example_block_table(factory: Factory) -> None:
     """Section 3 of the chapter: B = 2, five tokens one at a time, in a pool of four blocks."""
@@ -108,6 +117,7 @@ def test_hand_example_block_table(factory: Factory) -> None:
     "gathered arrays use [heads, tokens, dimensions] order",
     "attention receives the expected layout",
     *(1, 3),
+    needs="independent-layers",
 )
 def test_gather_preserves_head_token_dimension_order(factory: Factory) -> None:
     """Three heads, five dimensions, seven tokens: no two sizes alike."""
@@ -127,6 +137,7 @@ def test_gather_preserves_head_token_dimension_order(factory: Factory) -> None:
     "each layer can append independently while sharing the sequence block table",
     "transformer layers advance in order",
     *(4, 2, 3),
+    needs="independent-layers block-tables",
 )
 def test_layers_keep_independent_lengths(factory: Factory) -> None:
     """The layers of one sequence lead and lag; the table is as long as the longest needs."""
@@ -154,6 +165,7 @@ def test_layers_keep_independent_lengths(factory: Factory) -> None:
     "chunks of 1 to 7 tokens, 3 layers, 2 interleaved sequences equal a contiguous float16 cache exactly",
     "positions in order across block boundaries",
     *(3, 1, 4),
+    needs="independent-layers",
 )
 def test_gather_matches_contiguous_float16(factory: Factory) -> None:
     """Random float32 values; the oracle rounds them to float16 and concatenates."""
@@ -188,6 +200,7 @@ def _equal(cache: PagedCache, oracle: Oracle) -> None:
     "full blocks stay shared",
     "beam search and parallel sampling",
     *(7, 8),
+    needs="independent-layers block-tables counts exact-cost fork lazy-copy",
 )
 def test_fork_shares_until_a_write(factory: Factory) -> None:
     """A parent of two and a half blocks, forked; the child writes, then the parent."""
@@ -226,6 +239,7 @@ def test_fork_shares_until_a_write(factory: Factory) -> None:
     "a forked block returns only when both holders free it; freeing all restores every block",
     "KV usage back to baseline after each request",
     *(6, 5),
+    needs="counts fork lazy-copy",
 )
 def test_free_restores_the_pool(factory: Factory) -> None:
     """A parent, its fork and a stranger are freed one after another."""
@@ -253,6 +267,7 @@ def test_free_restores_the_pool(factory: Factory) -> None:
     "a multi-block append that cannot be satisfied leaves length, values, and allocation counts as they were",
     "the scheduler preempts and retries safely",
     *(10, 9),
+    needs="independent-layers block-tables counts exact-cost fork lazy-copy",
 )
 def test_out_of_blocks_changes_nothing(factory: Factory) -> None:
     """Refused for want of new blocks, then for want of a copy; then the retry succeeds."""
@@ -293,6 +308,7 @@ def test_out_of_blocks_changes_nothing(factory: Factory) -> None:
     "bad shapes, empty chunks, unknown or reused ids, bad layers, sizes below 1",
     "engine bugs fail loudly",
     *(15, 10),
+    needs="block-tables counts fork",
 )
 def test_bad_arguments(factory: Factory) -> None:
     """Each is refused, and what was stored before is still there."""
@@ -344,6 +360,7 @@ def test_bad_arguments(factory: Factory) -> None:
     "contiguous KVCache(dtype=float16), through a prompt and two forked branches",
     "the equivalence generate --cache paged relies on",
     *(3, 7, 8),
+    needs="fork",
 )
 def test_paged_matches_contiguous_decoding(factory: Factory) -> None:
     """A prompt that ends inside a block; two branches, decoded in turns, each against its own cache."""
@@ -377,6 +394,7 @@ def test_paged_matches_contiguous_decoding(factory: Factory) -> None:
     "add up after each; freeing all restores every block",
     "no refcount drifts or leaks over a long run",
     *(5, 6, 7),
+    needs="independent-layers counts exact-cost fork lazy-copy",
 )
 def test_random_ops_conserve_blocks(factory: Factory) -> None:
     """Uneven layers, full pools, forks of forks; contents are compared every fiftieth operation."""

@@ -81,6 +81,13 @@ class PagedCache(Protocol):
 Factory = Callable[[int, int, int, int, int], PagedCache]
 
 CAPABILITIES = {
+    "independent-layers": "a layer may lead or lag (law 4); else layers 0..L-1 grow together, in order",
+    "lazy-copy": "a fork shares a partial block until it is written (law 7); else it copies it at once",
+    "exact-cost": "OutOfBlocks if and only if the blocks do not suffice (law 9); else when it likes",
+    "block-tables": "block_table says which blocks hold a sequence, so who shares what (laws 1, 2, 8)",
+    "counts": "stats and num_free_blocks count blocks (laws 5, 6, 9)",
+    "fork": "fork (laws 7, 8)",
+    "contents": "it stores K and V itself (law 3); else the kit does, through the block tables",
     "exact-errors": "a bad argument raises the very class that law 15 names, not just any error",
 }
 """What an implementation may lack, and the promise it stands for. Declared as `capabilities`, a frozenset

@@ -1,7 +1,11 @@
-"""Find the cache that a command line names: `pkg.module`, `pkg.module:Class` or `path/to/paged.py`."""
+"""Find the cache that a command line names.
+
+`pkg.module`, `pkg.module:Class`, `path/to/paged.py`, or `exec:COMMAND`.
+"""
 
 import importlib
 import importlib.util
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +14,7 @@ from tinyllm.testing.contract import Factory
 
 DEFAULT = "tinyllm.infer.paged"
 CLASS = "PagedKVCache"
+COMMAND = "exec:"
 _loaded: list[tuple[Any, str]] = []  # factories, and how each was named; not all of them can be hashed
 
 
@@ -20,9 +25,13 @@ class ImplementationError(Exception):
 def load(impl: str = DEFAULT) -> Factory:
     """The factory that `impl` names; without `:Name` it is the module's `PagedKVCache`.
 
+    `exec:COMMAND` starts an engine that speaks the protocol of docs/protocol.md.
+
     Raises:
-        ImplementationError: nothing there, not importable, or no such class in it.
+        ImplementationError: nothing there, not importable, no such class in it, or no engine.
     """
+    if impl.startswith(COMMAND):
+        return _engine(impl)
     where, _, name = impl.partition(":")
     name = name or CLASS
     is_path = where.endswith(".py") or "/" in where
@@ -52,6 +61,20 @@ def spelling(factory: Factory) -> tuple[list[str], str]:
     if module != "__main__" and getattr(sys.modules.get(module), name, None) is factory:
         return ["from tinyllm.testing import replay", f"from {module} import {name}"], name
     return ["from tinyllm.testing import replay", f"{name} = ...  # the cache under test"], name
+
+
+def _engine(impl: str) -> Factory:
+    from tinyllm.testing.engine import Engine  # noqa: PLC0415 - only where there is one
+
+    try:
+        words = shlex.split(impl.removeprefix(COMMAND))
+    except ValueError as error:
+        raise ImplementationError(f"{impl}: {error}") from None
+    if not words:
+        raise ImplementationError(f"{COMMAND} is followed by the command that starts an engine")
+    engine = Engine(words)
+    _loaded.append((engine, impl))
+    return engine
 
 
 def _imported(name: str) -> Any:

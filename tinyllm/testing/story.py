@@ -43,7 +43,10 @@ def _drawn(oracle: Oracle, view: View) -> list[str]:
         f"The block tables as last seen (B = {size}; # a filled slot, . an empty one, * a shared block):",
         "",
     ]
-    for seq, table in view.tables.items():
+    if view.lens and not view.tables:
+        lines = ["The lengths of the layers as last seen:", ""]
+    for seq, lens in view.lens.items():
+        table = view.tables.get(seq, [])
         shown = range(min(len(table), BLOCKS))
         marks = [f"b{table[i]}{'*' if len(held_by[seq, i]) > 1 else ''}" for i in shown]
         width = max([size + 2, *map(len, marks)]) + 1
@@ -51,9 +54,9 @@ def _drawn(oracle: Oracle, view: View) -> list[str]:
         lines.append(
             (f"  {f'sequence {seq}':13}" + "".join(f"{mark:{width}}" for mark in marks) + more).rstrip()
         )
-        for layer, length in enumerate(view.lens[seq]):
+        for layer, length in enumerate(lens):
             cells = [min(max(length - i * size, 0), size) for i in shown]
             drawn = "".join(f"{'[' + '#' * n + '.' * (size - n) + ']':{width}}" for n in cells)
             lines.append(f"  {f'  layer {layer}':13}{drawn}{length} long".rstrip())
-    free = view.stats["free"]
-    return [*lines, f"  {free} of {oracle.config.num_blocks} blocks free"]
+    free = [f"  {view.stats['free']} of {oracle.config.num_blocks} blocks free"] if view.stats else []
+    return [*lines, *free]

@@ -45,6 +45,10 @@ class TraceError(ValueError):
     """A trace that cannot be read, or that asks for what its own state forbids."""
 
 
+class NotOffered(TraceError):  # noqa: N818 - no error of anyone's
+    """A program that needs a capability which the cache under test does not have."""
+
+
 class _Unconvertible:
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise RuntimeError("this object refuses to become an array")

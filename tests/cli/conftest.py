@@ -1,0 +1,93 @@
+"""The command in a process of its own (`tinyllm`), on a terminal (`on_terminal`), or here (`invoke`)."""
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sysconfig
+import termios
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tinyllm.cli.app import app
+
+REFERENCE = Path(__file__).parents[2] / "tinyllm" / "infer" / "paged.py"
+
+
+@pytest.fixture(scope="session")
+def command() -> str:
+    """The path of the installed `tinyllm`."""
+    return str(Path(sysconfig.get_path("scripts"), "tinyllm"))
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment without what pytest, CI or the terminal put there."""
+    ours = ("PYTEST_", "CI", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TERM", "GITHUB_ACTIONS")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | more
+
+
+@pytest.fixture
+def tinyllm(command: str, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs `tinyllm`, its output in pipes, in the test's own folder."""
+
+    def run(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [command, *map(str, arguments)],
+            cwd=tmp_path,
+            env=environment(**env),
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture
+def on_terminal(command: str, tmp_path: Path) -> Callable[..., tuple[int, str]]:
+    """Runs `tinyllm` on a terminal so many columns wide: its exit code, and all that it wrote there."""
+
+    def run(*arguments: object, columns: int = 80, **env: str) -> tuple[int, str]:
+        controller, terminal = pty.openpty()
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        process = subprocess.Popen(
+            [command, *map(str, arguments)],
+            cwd=tmp_path,
+            env=environment(**{"TERM": "xterm-256color", **env}),
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+        )
+        os.close(terminal)
+        shown = b""
+        while True:
+            try:
+                more = os.read(controller, 65536)
+            except OSError:  # nobody is at the other end any more
+                break
+            shown += more
+        os.close(controller)
+        return process.wait(timeout=300), shown.decode().replace("\r\n", "\n")
+
+    return run
+
+
+@pytest.fixture
+def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Runs `tinyllm` in this process, in the test's own folder."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "CI"):
+        monkeypatch.delenv(name, raising=False)
+    runner = CliRunner()
+    return lambda *arguments: runner.invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def reference() -> str:
+    """The text of the reference cache."""
+    return REFERENCE.read_text(encoding="utf-8")

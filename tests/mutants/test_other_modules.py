@@ -1,0 +1,226 @@
+"""Anyone's bugs in anyone's module: `tinyllm grade --bugs FILE --module NAME PATH`."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PASS, WEAK, USAGE, BASELINE, INVALID, TIMEOUT = range(6)
+
+STACK = """
+class Stack:
+    def __init__(self):
+        self.items = []
+
+    def push(self, item):
+        self.items.append(item)
+
+    def pop(self):
+        return self.items.pop()
+
+    def __len__(self):
+        return len(self.items)
+"""
+BUGS = """
+[[bug]]
+id = "queue"
+title = "the first comes out first"
+symptom = "it is a queue"
+required = true
+edits = [{find = "self.items.pop()", replace = "self.items.pop(0)"}]
+
+[[bug]]
+id = "keeps"
+title = "what comes out stays in"
+symptom = "it never shrinks"
+edits = [{find = "self.items.pop()", replace = "self.items[-1]"}]
+
+[[bug]]
+id = "length"
+title = "the length is one too many"
+symptom = "an empty one has an item"
+edits = [{find = "return len(self.items)", replace = "return len(self.items) + 1"}]
+
+[[bug]]
+id = "deque"
+title = "it holds a list of another kind"
+symptom = "none"
+survives = true
+edits = [{find = "self.items = []", replace = "self.items = list()"}]
+"""
+TESTS = """
+from NAME import Stack
+
+def test_order():
+    stack = Stack()
+    stack.push(1)
+    stack.push(2)
+    assert [stack.pop(), stack.pop()] == [2, 1]
+    assert len(stack) == 0
+"""
+Write = Callable[..., Path]
+Tinyllm = Callable[..., subprocess.CompletedProcess[str]]
+
+LAYOUTS = {
+    "flat": ("stack", {"stack.py": STACK}),
+    "a package": ("pkg.mod", {"pkg/__init__.py": "", "pkg/mod.py": STACK}),
+    "a package itself": ("pkg", {"pkg/__init__.py": STACK}),
+    "src": (
+        "pkg.mod",
+        {"src/pkg/__init__.py": "", "src/pkg/mod.py": STACK, "pytest.ini": "[pytest]\npythonpath = src\n"},
+    ),
+    "tests beside it, in importlib mode": (
+        "pkg.mod",
+        {
+            "pkg/__init__.py": "from .mod import Stack",
+            "pkg/mod.py": STACK,
+            "pytest.ini": "[pytest]\naddopts = --import-mode=importlib\n",
+        },
+    ),
+}
+
+
+@pytest.fixture
+def project(suite: Write) -> Callable[..., Path]:
+    """Writes a project with bugs and tests."""
+
+    def write(name: str, files: dict[str, str], tests: str = TESTS) -> Path:
+        own = {"bugs.toml": BUGS, "tests/test_stack.py": tests.replace("NAME", name)}
+        return suite({**files, **own}, "project")
+
+    return write
+
+
+@pytest.mark.parametrize(("name", "files"), LAYOUTS.values(), ids=LAYOUTS)
+def test_a_module_of_ones_own(
+    project: Callable[..., Path], tinyllm: Tinyllm, name: str, files: dict[str, str]
+) -> None:
+    root = project(name, files)
+    done = tinyllm("grade", "--bugs", "bugs.toml", "--module", name, "tests", "--json", "out.json", cwd=root)
+    assert done.returncode == PASS, done.stdout + done.stderr
+    assert "3 of 3 planted bugs killed: 100%" in done.stdout
+    (file,) = json.loads((root / "out.json").read_text(encoding="utf-8"))["files"].items()
+    assert file[0] == next(path for path in files if files[path] == STACK)
+    assert {mutant["id"]: mutant["status"] for mutant in file[1]["mutants"]} == {
+        "queue": "Killed",
+        "keeps": "Killed",
+        "length": "Killed",
+        "deque": "Ignored",
+    }
+
+
+def test_one_bug_and_from_another_folder(project: Callable[..., Path], tinyllm: Tinyllm) -> None:
+    root = project(*LAYOUTS["flat"])
+    options = ("grade", "--bugs", root / "bugs.toml", "--module", "stack", root / "tests")
+    assert tinyllm(*options, "--bug", "queue", PYTHONPATH=str(root)).returncode == PASS
+    done = tinyllm(*options)
+    assert done.returncode == USAGE
+    assert "there is no module 'stack'" in done.stderr
+
+
+def test_a_weak_suite(project: Callable[..., Path], tinyllm: Tinyllm) -> None:
+    tests = "from NAME import Stack\ndef test(): assert len(Stack()) == 0"
+    root = project(*LAYOUTS["flat"], tests)
+    done = tinyllm("grade", "--bugs", "bugs.toml", "--module", "stack", "tests", cwd=root)
+    assert done.returncode == WEAK
+    assert "queue SURVIVES" in done.stdout
+    assert "a user would see: it is a queue" in done.stdout
+    assert "pytest --plant" not in done.stdout  # which knows our own bugs alone
+    assert "+        return self.items.pop(0)" in done.stdout
+    assert "queue is required, and survives" in done.stdout
+
+
+def test_one_that_must_survive_and_does_not(project: Callable[..., Path], tinyllm: Tinyllm) -> None:
+    """A warning: the tests ask for more than the contract says."""
+    tests = TESTS + "\nimport inspect\ndef test_text(): assert '[]' in inspect.getsource(Stack.__init__)"
+    root = project(*LAYOUTS["flat"], tests)
+    done = tinyllm("grade", "--bugs", "bugs.toml", "--module", "stack", "tests", cwd=root)
+    assert done.returncode == PASS
+    assert "deque is no bug, yet tests/test_stack.py::test_text objects" in " ".join(done.stdout.split())
+
+
+def test_a_bug_that_does_not_apply_and_nothing_is_run(project: Callable[..., Path], tinyllm: Tinyllm) -> None:
+    tests = "open('ran', 'w').close()\n" + TESTS
+    root = project("stack", {"stack.py": STACK.replace("pop()", "pop( )")}, tests)
+    done = tinyllm("grade", "--bugs", "bugs.toml", "--module", "stack", "tests", cwd=root)
+    assert (done.returncode, done.stdout) == (INVALID, "")
+    assert "no verdict: a bug does not apply to stack" in done.stderr
+    assert "queue: this text stands 0 times in the source:\nself.items.pop()" in done.stderr
+    assert not (root / "ran").exists()
+
+
+def test_tests_that_change_the_module_are_refused(project: Callable[..., Path], tinyllm: Tinyllm) -> None:
+    """The file is left as the tests left it: whoever wrote them runs them elsewhere, too."""
+    tests = TESTS + "\ndef test_edit():\n    with open('stack.py', 'a') as file: file.write('#')"
+    root = project(*LAYOUTS["flat"], tests)
+    done = tinyllm("grade", "--bugs", "bugs.toml", "--module", "stack", "tests", cwd=root)
+    assert done.returncode == BASELINE
+    assert f"were left as they are: {root / 'stack.py'}" in done.stderr
+
+
+def test_the_module_is_not_written_to(project: Callable[..., Path], tinyllm: Tinyllm) -> None:
+    root = project(*LAYOUTS["a package"])
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    tinyllm("grade", "--bugs", "bugs.toml", "--module", "pkg.mod", "tests", cwd=root)
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--bugs", "bugs.toml"], "--bugs FILE and --module NAME go together"),
+        (["--module", "stack"], "--bugs FILE and --module NAME go together"),
+        (["--bugs", "none.toml", "--module", "stack"], "none.toml cannot be read: No such file"),
+        (["--bugs", "stack.py", "--module", "stack"], "stack.py is not TOML"),
+        (["--bugs", "bugs.toml", "--module", "no.such"], "there is no module 'no.such'"),
+        (["--bugs", "bugs.toml", "--module", "sys"], "sys has no Python source"),
+        (
+            ["--bugs", "bugs.toml", "--module", "stack", "--bug", "s06"],
+            "there is no bug s06; there are queue, keeps, length, deque",
+        ),
+    ],
+)
+def test_options_that_name_nothing(
+    project: Callable[..., Path], tinyllm: Tinyllm, options: list[str], words: str
+) -> None:
+    root = project(*LAYOUTS["flat"])
+    done = tinyllm("grade", "tests", *options, cwd=root)
+    assert (done.returncode, done.stdout) == (USAGE, "")
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_python_m_mutants_is_the_same(project: Callable[..., Path], tinyllm: Tinyllm) -> None:
+    root = project(*LAYOUTS["src"])
+    options = ["--bugs", "bugs.toml", "--module", "pkg.mod", "tests", "--bug", "queue", "-j", "1"]
+    command = tinyllm("grade", *options, cwd=root)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "CI"))}
+    module = subprocess.run(
+        [sys.executable, "-m", "mutants", *options],
+        cwd=root,
+        env=kept,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (module.returncode, module.stderr) == (command.returncode, command.stderr) == (0, "")
+    shape = [
+        [word for word in text.split() if not word[:1].isdigit()] for text in (module.stdout, command.stdout)
+    ]
+    assert shape[0] == shape[1]
+
+
+def test_a_long_temporary_folder(project: Callable[..., Path], tinyllm: Tinyllm, tmp_path: Path) -> None:
+    """The fork server's socket has no room for its name there; it takes longer, and works."""
+    root, deep = project(*LAYOUTS["flat"]), tmp_path / ("long" * 25)
+    deep.mkdir()
+    options: list[Any] = ["--bugs", "bugs.toml", "--module", "stack", "tests", "--bug", "queue"]
+    done = tinyllm("grade", *options, cwd=root, TMPDIR=str(deep))
+    assert done.returncode == PASS, done.stderr
+    assert list(deep.iterdir()) == []

@@ -1,0 +1,92 @@
+"""The project's own tests are what the chapter asks of a learner's, and are graded as those are."""
+
+import ast
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mutants import bugs, plant, verdict
+from mutants.grade import Grader
+
+OWN = Path(__file__).parents[1] / "own"
+ROOT = OWN.parents[1]
+MAY_IMPORT = {
+    "test_properties.py": {"tinyllm.infer.paged"},
+    "test_machine.py": {
+        "tinyllm.infer.paged",
+        "tinyllm.testing.machine",
+        "tinyllm.testing.check",
+        "tinyllm.testing.profiles",
+    },
+}
+OTHERS = {*sys.stdlib_module_names, "numpy", "pytest", "hypothesis"} - {"importlib", "runpy", "subprocess"}
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Every module that a file imports, wherever in it, and what it could import by a name made up."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path.name} imports from its own folder"
+            yield node.module or ""
+        elif isinstance(node, ast.Name) and node.id in {"__import__", "exec", "eval", "open"}:
+            yield node.id
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "mutants" in node.value:
+            yield "mutants"
+
+
+def test_they_import_neither_the_catalogue_nor_the_trace_reader() -> None:
+    assert {path.name for path in OWN.glob("*.py")} == MAY_IMPORT.keys()
+    for name, allowed in MAY_IMPORT.items():
+        found = set(imported(OWN / name))
+        ours = {module for module in found if module.partition(".")[0] in {"tinyllm", "mutants", "tests"}}
+        assert ours <= allowed, name
+        assert "tinyllm.infer.paged" in ours
+        assert {module.partition(".")[0] for module in found - ours} <= OTHERS, name
+
+
+def test_that_test_can_fail(tmp_path: Path) -> None:
+    path = tmp_path / "test_it.py"
+    path.write_text("def f():\n    from tinyllm.testing.catalogue import CATALOGUE\n", encoding="utf-8")
+    assert list(imported(path)) == ["tinyllm.testing.catalogue"]
+
+
+@pytest.mark.parametrize(
+    ("path", "least"), [(OWN, 13), (OWN / "test_properties.py", 11)], ids=["all", "properties"]
+)
+def test_they_kill(path: Path, least: int) -> None:
+    """All of them every bug; the properties alone eleven or more, s06 and s07 among them."""
+    grader = Grader((str(path),), plant.find(bugs.MODULE), bugs.load_set("course"), jobs=2)
+    found = grader.grade(lambda *_: None)
+    killed = {result.bug.id for result in found.counted if result.status == "killed"}
+    assert len(killed) >= least
+    assert {"s06", "s07"} <= killed
+    (order,) = [result for result in found.results if result.bug.survives]
+    assert (order.status, found.code) == ("survived", 0)
+
+
+MEANINGS = {
+    verdict.PASS: "pass",
+    verdict.WEAK: "a law is broken",
+    verdict.USAGE: "not importable",
+    verdict.BASELINE: "the clean tests fail",
+    verdict.INVALID: "a bug is invalid",
+    verdict.TIMEOUT: "timeouts decide",
+}
+
+
+def test_the_exit_codes_are_documented(tinyllm: Callable[..., Any]) -> None:
+    """In the README and in --help the numbers mean what they mean in mutants/verdict.py."""
+    shown = " ".join(tinyllm("--help").stdout.split())
+    in_help = re.findall(r"([0-9]) ([^;.]+)[;.]", shown[shown.index("Exit codes") :])
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    in_readme = re.findall(r"^\| ([0-9]) \| (.+) \|$", readme, re.MULTILINE)
+    for listed in (in_help, in_readme):
+        assert [int(number) for number, _ in listed] == sorted(MEANINGS)
+        for number, words in listed:
+            assert MEANINGS[int(number)] in words
