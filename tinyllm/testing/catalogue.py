@@ -239,7 +239,7 @@ def test_fork_shares_until_a_write(factory: Factory) -> None:
     "a forked block returns only when both holders free it; freeing all restores every block",
     "KV usage back to baseline after each request",
     *(6, 5),
-    needs="counts fork lazy-copy",
+    needs="counts exact-cost fork lazy-copy",
 )
 def test_free_restores_the_pool(factory: Factory) -> None:
     """A parent, its fork and a stranger are freed one after another."""

@@ -63,6 +63,8 @@ class Run:
         self._offered(op)
         expected = self.refusals(op)
         if bool(op.refusal) != bool(expected) or (expected and op.refusal not in expected):
+            if lacking := {"lazy-copy", "exact-cost"} - self.offers:  # the program was written for more
+                raise NotOffered(", ".join(sorted(lacking)))
             said = f"expects {op.refusal}" if op.refusal else "expects success"
             due = f"would be refused with {' or '.join(sorted(expected))}" if expected else "would succeed"
             raise TraceError(f"'{op}' {said}, but a right cache {due} here")
