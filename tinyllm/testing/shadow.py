@@ -2,7 +2,7 @@
 
 Engines such as vLLM and SGLang keep the books in one place and the data in another: a block manager says
 which blocks a sequence has and which must be copied, and kernels write and read. `shadow` puts a small pool
-where the kernels would be: it writes through the manager's block tables, carries out the copies it orders, and
+where the kernels would be. It writes through the manager's block tables, carries out the copies it orders and
 gathers, so that a wrong table, a copy forgotten or a block handed out twice shows as wrong contents.
 """
 
