@@ -165,17 +165,22 @@ def _program(text: str) -> Callable[[Factory], None]:
     return case
 
 
+TRACES = {
+    "wrong sizes": NEW,
+    "wrong arguments": WRONG,
+    "forms of arrays": _forms(),
+    "special values": _special_values(),
+    "uneven layers": UNEVEN,
+    "refused appends": REFUSED,
+    "ids used again": REUSED,
+    "256 forks of one block": _many_holders(),
+    "32,776 blocks": _many_blocks(),
+    "use after close": CLOSED,
+}
+"""Name of a directed case that is a program, and the program."""
+
 DIRECTED: dict[str, Callable[[Factory], None]] = {
-    "wrong sizes": _program(NEW),
-    "wrong arguments": _program(WRONG),
-    "forms of arrays": _program(_forms()),
-    "special values": _program(_special_values()),
-    "uneven layers": _program(UNEVEN),
-    "refused appends": _program(REFUSED),
-    "ids used again": _program(REUSED),
-    "256 forks of one block": _program(_many_holders()),
-    "32,776 blocks": _program(_many_blocks()),
-    "use after close": _program(CLOSED),
+    **{name: _program(text) for name, text in TRACES.items()},
     "garbage collection": _collected,
 }
 """Name of a directed case, and the case as a function of a factory; raises LawBroken."""

@@ -1,0 +1,58 @@
+"""`tinyllm replay`: run a program of cache operations from a file, checking every law after each line."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from tinyllm.cli.check import REFERENCE
+from tinyllm.cli.screen import fail, terminal
+
+WEAK, USAGE = 1, 2
+
+
+def replay(
+    file: Annotated[Path, typer.Argument(metavar="FILE.trace", help="The program, in the trace language.")],
+    impl: Annotated[
+        str, typer.Argument(metavar="[IMPL]", help="path/to/paged.py, pkg.module or pkg.module:Class.")
+    ] = REFERENCE,
+    command: Annotated[
+        str | None,
+        typer.Option("--exec", metavar="COMMAND", help="An engine behind a pipe, in place of IMPL."),
+    ] = None,
+) -> None:
+    """Run a program from a file, and say at which line which law breaks, if one does.
+
+    The language is that of the counterexamples that `tinyllm check` prints: `new 4 2 1 1 2`, `add 0`,
+    `append 0 0 3`, `fork 0 1`, `append 1 0 9 ! OutOfBlocks`, `free 0`.
+    """
+    from tinyllm.testing.implementation import ImplementationError, load  # noqa: PLC0415 - heavy
+    from tinyllm.testing.laws import LawBroken  # noqa: PLC0415
+    from tinyllm.testing.run import Run  # noqa: PLC0415
+    from tinyllm.testing.trace import NotOffered, TraceError, parse  # noqa: PLC0415
+
+    console = terminal()
+    try:
+        text = file.read_text(encoding="utf-8")
+        run = Run(load(f"exec:{command}" if command else impl))
+    except (OSError, UnicodeDecodeError) as error:
+        fail(USAGE, f"{file} cannot be read: {getattr(error, 'strerror', None) or error}")
+    except (ImplementationError, ValueError) as error:
+        fail(USAGE, str(error))
+    number, lines = 0, text.splitlines()
+    try:
+        parse(text)
+        while number < len(lines):
+            number += 1
+            for op in parse(lines[number - 1]):
+                run.step(op)
+    except LawBroken as broken:
+        console.print(f"line {number} of {file} breaks law {broken.law}: {escape(lines[number - 1])}\n")
+        console.print(str(broken), markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(WEAK) from None
+    except NotOffered as needed:
+        fail(USAGE, f"{file}, line {number}: the implementation does not offer {needed}")
+    except TraceError as error:
+        fail(USAGE, f"{file}{f', line {number}' if number else ''}: {error}")
+    console.print(f"every law holds after each of {len(run.ops)} lines")
