@@ -333,7 +333,8 @@ fn on_cache(cache: &mut Cache, name: &str, args: &[&str]) -> Outcome<String> {
 }
 
 fn numbers(all: &[usize]) -> String {
-    all.iter().fold("ok".to_string(), |line, number| format!("{line} {number}"))
+    let words: Vec<String> = all.iter().map(|number| format!(" {number}")).collect();
+    format!("ok{}", words.concat())
 }
 
 /// A word as an integer; what is none is a TypeError [15].

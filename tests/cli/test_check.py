@@ -1,4 +1,4 @@
-"""What a learner is told of a file that is not right yet: what is wrong and where, in time, and the exit code."""
+"""What a learner is told of a file that is not right yet: what is wrong, and where, and in time."""
 
 import importlib
 import json
@@ -19,7 +19,8 @@ APPEND = (
 INIT = '        self.num_blocks = as_size("num_blocks", num_blocks, 2**31 - 1)\n'
 WAITS = "import time\n        while True: time.sleep(1)\n"
 SUITE = (
-    "import numpy as np\nfrom paged import PagedKVCache\n\ndef test():\n    cache = PagedKVCache(4, 2, 1, 1, 1)\n"
+    "import numpy as np\nfrom paged import PagedKVCache\n\n"
+    "def test():\n    cache = PagedKVCache(4, 2, 1, 1, 1)\n"
     "    cache.add_seq(0)\n    one = np.ones((1, 1, 1))\n    cache.append(0, 0, one, one)\n"
     "    assert cache.gather(0, 0)[0].shape == one.shape\n"
 )
@@ -103,11 +104,11 @@ def test_a_cache_that_is_not_right(invoke: Invoke, paged: Any, old: str, new: st
 def test_an_endless_loop(
     invoke: Invoke, paged: Any, monkeypatch: pytest.MonkeyPatch, old: str, new: str, what: str
 ) -> None:
-    monkeypatch.setattr(importlib.import_module("tinyllm.cli.check"), "SILENCE", 8.0)
+    monkeypatch.setattr(importlib.import_module("tinyllm.cli.check"), "SILENCE", 6.0)
     paged(new, old=old, new=new)
     done = invoke("check", "paged.py")
     assert done.exit_code == WEAK
-    assert f"{what} has not ended within 8 s: an endless loop?" in done.stdout
+    assert f"{what} has not ended within 6 s: an endless loop?" in done.stdout
 
 
 def test_a_process_that_ends_when_imported(invoke: Invoke, paged: Any) -> None:
@@ -171,13 +172,6 @@ def test_a_right_one_with_weak_tests(invoke: Invoke, paged: Any, tmp_path: Path)
     assert (statuses["s02"], statuses["s06"], statuses["order"]) == ("Killed", "Survived", "Ignored")
 
 
-def test_a_right_one_without_tests(invoke: Invoke, paged: Any) -> None:
-    paged(old="ceil(longest layer / B)", new="ceil(longest layer / B)")
-    done = invoke("check", "paged.py", "--profile", "dev")
-    assert done.exit_code == PASS
-    assert "2  Are the tests any good?  skipped: name them with --tests" in done.stdout
-
-
 def test_tests_that_fail_on_it_are_no_baseline(invoke: Invoke, paged: Any, tmp_path: Path) -> None:
     paged(old="ceil(longest layer / B)", new="ceil(longest layer / B)")
     text = (
@@ -197,20 +191,16 @@ def test_what_an_implementation_does_not_offer_is_said(invoke: Invoke, paged: An
     done = invoke("check", "paged.py", "--profile", "dev")
     assert done.exit_code == PASS
     assert "not checked: " in done.stdout
+    assert "2  Are the tests any good?  skipped: name them with --tests" in done.stdout
 
 
-def test_the_reference_is_graded_by_our_own_tests(
-    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_reference_is_graded_by_our_own_tests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Which are a folder of the repository, or the kit's where there is only the wheel."""
     check = importlib.import_module("tinyllm.cli.check")
     assert check.own_tests().parts[-2:] == ("tests", "own")
-    import mutants
-
-    monkeypatch.setattr(mutants, "__path__", [str(tmp_path / "mutants")])
+    monkeypatch.setattr("mutants.__path__", [str(tmp_path / "mutants")])
     assert check.own_tests().name == "test_contract.py"
     assert check.own_tests().is_file()
-    del invoke
 
 
 def test_check_in_a_process_of_its_own(
@@ -219,5 +209,6 @@ def test_check_in_a_process_of_its_own(
     paged(old="self._refs[block] += 1", new="pass")
     done = tinyllm("check", "paged.py")
     assert (done.returncode, done.stderr) == (WEAK, "")
-    assert "✓ catalogue  test_hand_example_block_table\n" in done.stdout
+    assert "✓ catalogue  test_layers_keep_independent_lengths\n" in done.stdout
+    assert "✗ catalogue  test_fork_shares_until_a_write\n" in done.stdout
     assert "\x1b" not in done.stdout

@@ -59,9 +59,9 @@ NEVER_A_BASELINE = {
         "def test():\n    with open(__file__, 'a') as file: file.write('#')", BASELINE, "test_it.py"),
 }
 HANGS = {
-    "in a test": "def test():\n    while True: pass",
-    "in a C call": "import time\ndef test(): time.sleep(1000)",
-    "when imported": "while True: pass",
+    "in a test": "import time\ndef test():\n    while True: time.sleep(1)",
+    "in one call": "import time\ndef test(): time.sleep(1000)",
+    "when imported": "import time\nwhile True: time.sleep(1)",
     "ignoring signals": (
         "import signal, time\n"
         "for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP): signal.signal(name, signal.SIG_IGN)\n"

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 SUITE = """
-import os, subprocess, sys, time
+import os, subprocess, sys, tempfile, time
 import tinyllm.infer.paged
 
 def test_slow():
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
     with open("TMP/pids", "a") as file:
         print(os.getpid(), child.pid, file=file)
-    with open(os.path.join(os.environ["TMPDIR"], "litter"), "w") as file:
+    with open(os.path.join(tempfile.gettempdir(), "litter"), "w") as file:
         file.write("x")
     time.sleep(1000)
 """

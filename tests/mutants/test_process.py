@@ -36,7 +36,7 @@ def speaks(send):
 def speaks_slowly(send):
     for number in range(4):
         send(number)
-        time.sleep(1.5)
+        time.sleep(1.2)
 def whereabouts(send):
     names = "TMPDIR", "HYPOTHESIS_STORAGE_DIRECTORY"
     return tempfile.gettempdir(), *(os.environ[name] for name in names), os.getpid()
@@ -110,8 +110,8 @@ def test_events_come_as_they_are_sent(functions: Any) -> None:
 
 
 def test_an_event_starts_the_time_anew(functions: Any) -> None:
-    """Six seconds in all, with a word every second and a half, under a limit of five."""
-    assert call(functions.speaks_slowly, timeout=5).how == "done"
+    """Five seconds in all, with a word every one and a bit, under a limit of four."""
+    assert call(functions.speaks_slowly, timeout=4).how == "done"
 
 
 def test_it_ends_when_the_time_is_up(functions: Any) -> None:

@@ -11,10 +11,11 @@ import pytest
 PASS, WEAK, USAGE, BASELINE, INVALID, TIMEOUT = range(6)
 
 KILLER = "PRELUDE\ndef test(): assert not has_s02()"
-GIVEN = (
-    "PRELUDE\nfrom hypothesis import given, strategies as st\n@given(st.integers())\n"
+PROFILED = (
+    "PRELUDE\nfrom hypothesis import given, settings, strategies as st\n@given(st.integers())\n"
     "def test(n): assert not has_s02()"
 )
+GIVEN = PROFILED.replace("@given", "@settings(deadline=None, max_examples=5)\n@given")
 Grade = Callable[..., Any]
 
 
@@ -42,23 +43,23 @@ SHAPES = {
     },
     "no Hypothesis plugin": {
         "pytest.ini": ini("addopts = -p no:hypothesispytest\n"),
-        "test_it.py": GIVEN.replace("@given", "@__import__('hypothesis').settings(deadline=None)\n@given"),
+        "test_it.py": GIVEN,
     },
     "a profile of its own": {
         "conftest.py": "from hypothesis import settings\n"
         "settings.register_profile('own', derandomize=True, deadline=None, max_examples=5)\n"
         "settings.load_profile('own')\n",
-        "test_it.py": GIVEN,
+        "test_it.py": PROFILED,
     },
     "a database of its own": {
         "conftest.py": "from hypothesis import settings\n"
         "from hypothesis.database import InMemoryExampleDatabase as D\n"
         "settings.register_profile('own', database=D(), deadline=None)\nsettings.load_profile('own')\n",
-        "test_it.py": GIVEN,
+        "test_it.py": PROFILED,
     },
     "one of our profiles": {
         "pytest.ini": ini("addopts = --hypothesis-profile=tinyllm-dev\n"),
-        "test_it.py": GIVEN,
+        "test_it.py": PROFILED,
     },
     "a plugin of its own": {
         "pytest.ini": ini("addopts = -p own_plugin\npythonpath = .\n"),
@@ -180,24 +181,23 @@ def test_two():
     assert len(cache.block_table(0)) == 2
     assert np.array_equal(cache.gather(0, 0), (k, -k))
 """
-HANGS_WITH_THE_BUG = "PRELUDE\ndef test_one():\n    while has_s02(): pass\n"
+HANGS_WITH_THE_BUG = "PRELUDE\nimport time\ndef test_one():\n    while has_s02(): time.sleep(1)\n"
 
 
 @pytest.mark.parametrize(
     ("more", "ids", "code"),
     [
         ("", ["s02"], TIMEOUT),
-        ("", ["s02", "s12", "s10"], WEAK),  # a kill would not have been enough
         (NAIVE_TOO, ["s02", "s01", "s03", "s04", "s05"], PASS),
     ],
-    ids=["decides", "does not help", "does not matter"],
+    ids=["decides", "does not matter"],
 )
 def test_a_timeout_is_no_kill_and_is_shown_apart(grade: Grade, more: str, ids: list[str], code: int) -> None:
-    verdict = grade(HANGS_WITH_THE_BUG + more, *ids, timeout=8)
+    verdict = grade(HANGS_WITH_THE_BUG + more, *ids, timeout=6)
     assert verdict.statuses["s02"] == "timeout"
     assert verdict.code == code, verdict
     assert [trial.note for result in verdict.grade.results for trial in result.trials if trial.note] == [
-        "no end within 8 s"
+        "no end within 6 s"
     ]
 
 

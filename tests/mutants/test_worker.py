@@ -168,6 +168,14 @@ def test_nothing_is_shrunk(work: Worked) -> None:
     assert found["examples"] < 100
 
 
+def test_a_suite_may_use_the_engine_itself(work: Worked) -> None:
+    text = (
+        "from hypothesis.internal.conjecture.engine import ConjectureRunner\n"
+        "def test(): ConjectureRunner(lambda data: None).test_function\n"
+    )
+    assert (work(text)["kills"], work(text)["broken"]) == ([], "")
+
+
 @pytest.mark.parametrize("ini", ["addopts = -n 2", "addopts = -p no:xdist"])
 def test_with_and_without_xdist(work: Worked, ini: str) -> None:
     found = work({"pytest.ini": f"[pytest]\n{ini}\n", "test_it.py": KILLER})

@@ -1,13 +1,10 @@
-"""A cache of this project behind the protocol of docs/protocol.md, and the ways to speak it badly."""
+"""A cache in Python behind the protocol of docs/protocol.md, and on demand a bad speaker of it."""
 
 import argparse
-import os
-import signal
+import runpy
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -29,13 +26,15 @@ class Server:
             return f"error {type(error).__name__} {error}".replace("\n", " ")
 
     def act(self, name: str = "", *words: str) -> Any:
+        if name in {"hello", "close", "new"} and len(words) != (5 if name == "new" else 0):
+            raise TypeError(f"{name} does not take {len(words)} arguments")
         if name == "hello":
             return self.offers.split()
         if name == "close" and self.cache is None:
             return []
         if name == "new":
-            self.sizes = tuple(map(number, words))
-            self.cache = self.factory(*self.sizes)
+            sizes = tuple(map(number, words))
+            self.cache, self.sizes = self.factory(*sizes), sizes
             return []
         if self.cache is None:
             raise ValueError("the cache is closed")
@@ -83,95 +82,23 @@ def number(word: str) -> Any:
         return float(word)
 
 
-def forever(act: Callable[[], object]) -> None:
-    while True:
-        act()
-
-
-def sleep() -> None:
-    forever(lambda: time.sleep(60))
-
-
-def say(text: bytes) -> None:
-    sys.stdout.buffer.write(text)
-    sys.stdout.buffer.flush()
-
-
-def complain() -> None:
-    sys.stderr.write("so much to say " * 10_000)
-    sys.stderr.flush()
-
-
-def part_of(text: bytes) -> None:
-    say(text)
-    sleep()
-
-
-def close_output() -> None:
-    os.close(1)
-    sleep()
-
-
-def close_input() -> None:
-    os.close(0)
-    say(b"ok\n")
-    sleep()
-
-
-def crash() -> None:
-    raise RuntimeError("last words")
-
-
-MISBEHAVIOUR: dict[str, Callable[[], object]] = {
-    "garbage": lambda: say(b"lorem ipsum\n"),
-    "nothing": lambda: say(b"\n"),
-    "nameless": lambda: say(b"error\n"),
-    "misnamed": lambda: say(b"error 7up is no name\n"),
-    "twice": lambda: say(b"ok\nok\n"),
-    "binary": lambda: say(b"ok \xff\xfe\n"),
-    "endless": lambda: forever(lambda: say(b"ok " * 10_000)),
-    "part": lambda: part_of(b"ok 1"),
-    "hang": sleep,
-    "complains": lambda: forever(complain),
-    "crash": crash,
-    "exit": lambda: os._exit(3),
-    "killed": lambda: os.kill(os.getpid(), signal.SIGSEGV),
-    "mute": close_output,
-    "deaf": close_input,
-}
-
-
-def serve(server: Server, source: BinaryIO, options: argparse.Namespace) -> None:
-    answers = dict(one.split("=", 1) for one in options.answer)
-    for request, line in enumerate(source):
-        if request >= options.after and options.bug:
-            MISBEHAVIOUR[options.bug]()
-            continue
-        if options.noisy:
-            complain()
-        text = line.decode()
-        name = text.split(" ")[0].strip()
-        say(f"{answers[name] if name in answers else server.answer(text)}\n".encode())
-        if options.unasked and request >= options.after:
-            time.sleep(0.1)
-            say(b"by the way\n")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--cache", default="tinyllm.infer.paged")
     parser.add_argument("--offers", default=" ".join(sorted(CAPABILITIES)))
-    parser.add_argument("--bug", choices=MISBEHAVIOUR)
+    parser.add_argument("--bug", help="a name in hostile_engine.py")
     parser.add_argument("--after", type=int, default=100, help="requests before it begins")
     parser.add_argument("--noisy", action="store_true", help="much on standard error, and right answers")
-    parser.add_argument("--unasked", action="store_true", help="another line, a little later")
-    parser.add_argument("--answer", action="append", default=[], help="NAME=LINE")
-    parser.add_argument("--alive", help="a named pipe to hold open: it ends with the process")
     options = parser.parse_args()
-    held = Path(options.alive).open("wb", buffering=0) if options.alive else None  # noqa: SIM115
-    serve(Server(load(options.cache), options.offers), sys.stdin.buffer, options)
-    if held:
-        held.close()
+    hostile = runpy.run_path(str(Path(__file__).with_name("hostile_engine.py")))
+    server = Server(load(options.cache), options.offers)
+    for request, line in enumerate(sys.stdin.buffer):
+        if options.noisy:
+            hostile["complain"]()
+        if options.bug and request >= options.after:
+            hostile["MISBEHAVIOUR"][options.bug]()
+        else:
+            hostile["say"](f"{server.answer(line.decode())}\n".encode())
 
 
 if __name__ == "__main__":

@@ -4,31 +4,40 @@ import signal
 import sys
 from collections.abc import Sequence
 
+EXTRA = frozenset({"hypothesis", "jinja2", "pytest", "rich", "typer"})
+"""What the command cannot do without, and `tinyllm.infer` can."""
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit with its code; `arguments` are those of the command line by default."""
     for name in ("SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), _leave)
-    try:
-        _run(arguments)
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
-
-
-def _leave(number: int, _: object) -> None:
-    sys.exit(128 + number)  # not at once: processes and temporary files are cleared away on the way out
-
-
-def _run(arguments: Sequence[str] | None) -> None:
+        number = getattr(signal, name, None)
+        if number and signal.getsignal(number) == signal.SIG_DFL:  # `nohup` has it ignored
+            signal.signal(number, _leave)
     try:
         from tinyllm.cli.app import app  # noqa: PLC0415 - the extra may be missing, and then has to be named
+
+        app(args=arguments, prog_name="tinyllm")
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] in {"tinyllm", "mutants"}:
+        if error.name not in EXTRA:
             raise
         print(  # noqa: T201 - rich is what may be missing
             f"tinyllm: {error.name} is missing; it is in the extra: pip install 'tinyllm-paged[check]'",
             file=sys.stderr,
         )
         sys.exit(2)
-    app(args=arguments, prog_name="tinyllm")
+
+
+def need(*modules: str) -> None:
+    """Raise ModuleNotFoundError unless these are installed: before work that needs them elsewhere begins."""
+    from importlib.util import find_spec  # noqa: PLC0415
+
+    for name in modules:
+        if find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def _leave(number: int, _: object) -> None:
+    sys.exit(128 + number)  # not at once: processes and temporary files are cleared away on the way out

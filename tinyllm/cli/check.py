@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
+from tinyllm.cli import need
 from tinyllm.cli.grade import Jobs, Seed, check_writable, choose, cores, run_grader, write
 from tinyllm.cli.hold import Held, Programs, Progress, as_json, hold
 from tinyllm.cli.screen import fail, show, terminal
@@ -27,6 +28,10 @@ def check(
     impl: Annotated[
         str, typer.Argument(metavar="[IMPL]", help="path/to/paged.py, pkg.module or pkg.module:Class.")
     ] = REFERENCE,
+    command: Annotated[
+        str | None,
+        typer.Option("--exec", metavar="COMMAND", help="An engine behind a pipe, in place of IMPL."),
+    ] = None,
     tests: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Tests to grade, once IMPL passes.")
     ] = None,
@@ -42,8 +47,16 @@ def check(
     Step 1 runs the ten tests of the catalogue, the directed cases and random programs on IMPL, the reference
     by default. Step 2 plants the bugs in the reference, one at a time, and grades the tests by how many they
     kill: those of --tests, or the project's own when IMPL is the reference.
+
+    An engine in another language is a program that speaks the protocol of docs/protocol.md: `tinyllm check
+    --exec "./engine"`.
     """
+    need("pytest", "hypothesis")
     console = terminal()
+    if command is not None:
+        if impl != REFERENCE:
+            fail(USAGE, f"--exec {command} and {impl}: name one of the two")
+        impl = f"exec:{command}"
     if profile not in PROFILES:
         fail(USAGE, f"--profile {profile}: there are {', '.join(PROFILES)}")
     if tests is not None and not tests.exists():

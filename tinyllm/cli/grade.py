@@ -19,6 +19,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from tinyllm.cli import need
 from tinyllm.cli.screen import coloured, fail, show, terminal
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ def grade(
     """
     from mutants.grade import Grader  # noqa: PLC0415 - heavy
 
+    need("pytest", "hypothesis")
     console = terminal()
     check_writable(*(path for path in (json, matrix) if path))
     target, chosen = choose(bug or [], bug_set, bugs, module)

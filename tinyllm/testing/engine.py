@@ -43,10 +43,10 @@ class EngineError(RuntimeError):
     """The engine broke the protocol: what was sent, what came, how the process ended, its last words."""
 
 
-class _BadAnswer(Exception):  # noqa: N818 - what the engine did, in words
-    """`late` when it did nothing."""
-
-    late = False
+class _BadAnswer(Exception):  # noqa: N818 - what the engine did, in words; `late` when it did nothing
+    def __init__(self, what: str, *, late: bool = False) -> None:
+        super().__init__(what)
+        self.late = late
 
 
 class Engine:
@@ -88,19 +88,12 @@ class Engine:
         weakref.finalize(cache, self._idle.append, process).atexit = False
         return cache
 
-    def ask(
-        self,
-        process: "_Process",
-        request: str,
-        read: Callable[[Words], T],
-        longest: int = SHORT,
-        timeout: float | None = None,
-    ) -> T:
+    def ask(self, process: "_Process", request: str, read: Callable[[Words], T], timeout: float = 0) -> T:
         """Send a request; `read` makes a value of the words after `ok`. Raises what the engine answers."""
         if process.gone:
             raise EngineError(f"this cache is gone: {process.gone}")
         try:
-            answer = process.ask(request, timeout or self._patience, longest)
+            answer = process.ask(request, timeout or self._patience)
             kind, *words = answer.split() or [""]
             if kind == "ok":
                 return read(words)
@@ -109,17 +102,21 @@ class Engine:
                     f"answered {_cut(answer)}: neither 'ok ...' nor 'error NAME ...'"
                 )
         except _BadAnswer as bad:
-            hurried = f" ({self.timeout:g} s once before)" if self._patience < self.timeout else ""
-            process.gone = (
-                f"to {_cut(request)} the engine {bad}{hurried if bad.late else ''}; {process.end()}"
-            )
+            process.gone = f"to {_cut(request)} the engine {bad}; {process.end()}"
             if bad.late:
                 self._patience = self.timeout / HURRY
             raise EngineError(process.gone) from None
         except BaseException:  # interrupted: the answer would be taken for that of the next request
-            process.gone = f"{_cut(request)} was interrupted; {process.end()}"
+            process.gone = f"{_cut(request)} was interrupted"
+            process.end()
             raise
         raise _error(words[0])(" ".join(words[1:]))
+
+    def close(self) -> None:
+        """End all processes, as garbage collection and the end of the interpreter do."""
+        for process in self._alive:
+            process.gone = process.gone or "its engine was closed"
+            process.end()
 
     def _take(self) -> "_Process":
         """A process whose cache is garbage, or a fresh one."""
@@ -150,11 +147,11 @@ class _Cache:
         blocks, size, _, self._heads, self._dims = sizes
         self._engine, self._process = engine, process
         # No right answer has more bytes: a table of ten digits an id, or K and V of the whole pool in hex.
-        self._longest = SHORT + 12 * blocks + 8 * blocks * size * self._heads * self._dims
+        process.longest = SHORT + 12 * blocks + 8 * blocks * size * self._heads * self._dims
 
     def _ask(self, read: Callable[[Words], T], name: str, *args: Any, data: Sequence[str] = ()) -> T:
         request = " ".join([name, *map(_word, args), *data])
-        return self._engine.ask(self._process, request, read, self._longest)
+        return self._engine.ask(self._process, request, read)
 
     def add_seq(self, seq_id: int) -> None:
         self._ask(_nothing, "add", seq_id)
@@ -199,7 +196,7 @@ class _Process:
             command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True
         )
         # If we are killed, an engine that reads sees its input end; the guard kills one that does not.
-        kill = f"read line; kill -9 -- -{self._popen.pid}"
+        kill = f"read line; kill -s KILL -- -{self._popen.pid}"
         self._guard = subprocess.Popen(
             ["/bin/sh", "-c", kill], stdin=pipe, stdout=null, stderr=null, start_new_session=True
         )
@@ -211,9 +208,10 @@ class _Process:
         for fd in self._open:
             self._poll.register(fd, select.POLLIN)
         self._said, self._tail, self._status, self._leaving = b"", b"", "", False
-        self.gone = ""  # why nothing more can be asked of it
+        self.longest = SHORT  # bytes of an answer
+        self.gone = ""  # why nothing more can be asked
 
-    def ask(self, request: str, timeout: float, longest: int) -> str:
+    def ask(self, request: str, timeout: float) -> str:
         """Send a line, and wait for the one line that answers it. Raises _BadAnswer."""
         deadline = time.monotonic() + timeout
         self._listen(0)
@@ -223,18 +221,17 @@ class _Process:
         while b"\n" not in self._said:
             if self._out not in self._open:
                 raise _BadAnswer(f"closed its output{self._so_far()}")
-            if len(self._said) > longest:
+            if len(self._said) > self.longest:
                 raise _BadAnswer(f"does not end its answer{self._so_far()}")
             unsent = unsent[self._write(unsent) :]
             left = deadline - time.monotonic()
             if left <= 0:
-                bad = _BadAnswer(f"gave no answer within {timeout:g} s{self._so_far()}")
-                bad.late = True
-                raise bad
+                raise _BadAnswer(f"gave no answer within {timeout:g} s{self._so_far()}", late=True)
             self._listen(left, writing=bool(unsent))
         line, _, more = self._said.partition(b"\n")
         if more or unsent:
-            raise _BadAnswer(f"answered with more than a line: {_cut(self._said)}")
+            how = "with more than a line" if more else "before it was asked"
+            raise _BadAnswer(f"answered {how}: {_cut(self._said)}")
         self._said = b""
         try:
             return line.decode()
@@ -368,7 +365,9 @@ def _contents(words: Words, heads: int, dims: int) -> tuple[NDArray[np.float16],
     (length,) = _integers(words[:1], 1)
     try:
         k, v = (np.frombuffer(bytes.fromhex("" if word == "-" else word), "<f2") for word in words[1:])
-        shape = heads, abs(length), dims  # reshape would take -1 for any number
+        if k.size != heads * length * dims:  # reshape would take -1 for any number
+            raise ValueError  # noqa: TRY301
+        shape = heads, length, dims
         return k.reshape(shape).astype(np.float16), v.reshape(shape).astype(np.float16)
     except ValueError:
         what = f"the hex of K and V, float16 [{heads}, {length}, {dims}]"
