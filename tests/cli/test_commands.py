@@ -14,7 +14,7 @@ from mutants.bugs import load_set
 from tinyllm.testing.catalogue import CATALOGUE
 
 Invoke = Callable[..., Any]
-COMMANDS = ["check", "grade", "bugs", "tests", "start", "diff"]
+COMMANDS = ["check", "grade", "replay", "bugs", "tests", "start", "diff"]
 
 
 def words(text: str) -> str:
@@ -89,6 +89,14 @@ def test_arguments_that_make_no_sense(invoke: Invoke, arguments: str, said: str)
     assert said in words(done.stderr)
     assert "Traceback" not in done.output
     assert done.exception is None or isinstance(done.exception, SystemExit)
+
+
+def test_the_path_is_left_as_it_was(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder one is in is searched last, wherever else it stands, and for the module alone."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = list(sys.path)
+    assert invoke("grade", ".", "--bug", "nope").exit_code == 2
+    assert sys.path == before
 
 
 def test_a_message_of_ours_is_one_line(tinyllm: Callable[..., Any]) -> None:

@@ -27,10 +27,11 @@ def run(tmp_path: Path) -> Run:
 
     def call(missing: set[str], code: str) -> subprocess.CompletedProcess[str]:
         (tmp_path / "sitecustomize.py").write_text(BLOCK.format(missing=missing), encoding="utf-8")
+        path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
         return subprocess.run(
             [sys.executable, "-c", code],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            env={**os.environ, "PYTHONPATH": path},
             capture_output=True,
             text=True,
             timeout=120,

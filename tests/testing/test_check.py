@@ -213,7 +213,7 @@ def test_a_cache_that_fails_now_and_then_is_no_puzzle(seed: int, odds: float, br
     assert not getattr(broken, "__notes__", [])
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_two_broken_laws_under_foreign_settings_are_no_group(seed: int, breaks: Breaks) -> None:
     class TwiceWrong(PagedKVCache):
         def seq_len(self, seq_id: int, layer: int = 0) -> int:
@@ -224,7 +224,7 @@ def test_two_broken_laws_under_foreign_settings_are_no_group(seed: int, breaks: 
             k, v = super().gather(seq_id, layer)
             return (k[:, ::-1] if k.shape[1] == 7 else k), v
 
-    plain = settings(max_examples=300, deadline=None, database=None, report_multiple_bugs=True)
+    plain = settings(max_examples=80, deadline=None, database=None, report_multiple_bugs=True)
     broken = breaks(lambda: run_machine(TwiceWrong, shard(CacheMachine, seed, TwiceWrong), plain))
     assert broken.law in {3, 4}
 

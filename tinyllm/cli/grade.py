@@ -146,8 +146,9 @@ def choose(
         fail(USAGE, "--bugs FILE and --module NAME go together")
     if bug_set not in {*bugs.SETS, "all"}:
         fail(USAGE, f"--set {bug_set}: there are {', '.join(bugs.SETS)} and all")
-    here = [str(Path.cwd()), str(Path.cwd() / "src")]
-    sys.path += here  # as for the tests themselves, a module can lie in the folder one is in, or in its src
+    before = list(sys.path)
+    # As for the tests themselves, a module can lie in the folder one is in, or in its src.
+    sys.path += [str(Path.cwd()), str(Path.cwd() / "src")]
     try:
         target = plant.find(module or bugs.MODULE)
         known = {
@@ -156,8 +157,7 @@ def choose(
     except (plant.PlantError, bugs.BugError) as error:
         fail(USAGE, str(error))
     finally:
-        for folder in here:
-            sys.path.remove(folder)
+        sys.path[:] = before
     if unknown := [name for name in ids if name not in known]:
         fail(USAGE, f"there is no bug {', '.join(unknown)}; there are {', '.join(known)}")
     return target, [known[name] for name in ids] if ids else list(known.values())
