@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tinyllm.testing import trace
 from tinyllm.testing.contract import CAPABILITIES, Config, PagedCache
-from tinyllm.testing.laws import LawBroken
+from tinyllm.testing.laws import LawBroken, Place
 from tinyllm.testing.profiles import current_profile
 from tinyllm.testing.run import Run
 from tinyllm.testing.trace import FORMS, Op
@@ -31,7 +31,7 @@ from tinyllm.testing.trace import FORMS, Op
 IDS = range(4)  # few, so that ids are used again
 BLOCKS = (2, 9)  # tiny pools fill up, and what is freed is soon used again
 SIZES = (1, 4)  # of a block: position arithmetic shows its faults at small B
-LAYERS = (1, 3)  # mostly several: many faults need a layer that lags
+LAYERS = [2, 2, 3, 3, 1]  # mostly several: many faults need a layer that lags
 WIDE = st.sampled_from([2, 2, 2, 3, 1])  # heads and dims: a swapped axis hides where a size is 1
 
 VALID_FORMS = sorted(name for name, form in FORMS.items() if not form.refusal)
@@ -43,12 +43,20 @@ SPECIAL = [
     *(1.0 + 2.0**-11, 1.0 + 3 * 2.0**-11, 0.1, 2049.0),  # ties to even, and plain rounding
 ]
 
-configs = st.builds(Config, st.integers(*BLOCKS), st.integers(*SIZES), st.integers(*LAYERS), WIDE, WIDE)
+
+def starts(config: Config) -> st.SearchStrategy[tuple[Config, tuple[int, ...]]]:
+    """A config, and lengths for the layers of a first sequence that leave half of the pool free."""
+    most = max(1, min(3, config.num_blocks // 2) * config.block_size)
+    return st.tuples(st.just(config), st.tuples(*[st.integers(0, most)] * config.n_layers))
+
+
+configs = st.builds(Config, st.integers(*BLOCKS), st.integers(*SIZES), st.sampled_from(LAYERS), WIDE, WIDE)
 live = st.runner().flatmap(lambda machine: st.sampled_from(sorted(machine.run.oracle.tables)))
+behind = st.runner().flatmap(lambda machine: st.sampled_from(machine.lagging()))
 unused = st.runner().flatmap(lambda m: st.sampled_from([i for i in IDS if i not in m.run.oracle.tables]))
 layers = st.runner().flatmap(lambda machine: st.integers(0, machine.run.config.n_layers - 1))
-# Up to three blocks at once: an append that starts, fills and leaves blocks.
-tokens = st.runner().flatmap(lambda machine: st.integers(1, 3 * machine.run.config.block_size))
+# Up to three blocks at once: an append that starts, fills and leaves blocks. None at all has to be refused.
+tokens = st.runner().flatmap(lambda machine: st.integers(0, 3 * machine.run.config.block_size))
 
 
 NEEDED = {"fork": "fork", "table": "block-tables"}
@@ -101,12 +109,23 @@ class CacheMachine(RuleBasedStateMachine):
             if self.run.refused:
                 break
 
-    @initialize(config=configs, first=st.integers(1, 6))
-    def new(self, config: Config, first: int) -> None:
-        """A cache that already holds a sequence, with something in it: most faults need one."""
+    def lagging(self, *seqs: int) -> list[Place]:
+        """The layers that are shorter than the longest of their sequence; of all sequences by default."""
+        lens = {seq: self.run.oracle.lens(seq) for seq in seqs or sorted(self.run.oracle.tables)}
+        return [(seq, layer) for seq in lens for layer, n in enumerate(lens[seq]) if n < max(lens[seq])]
+
+    @initialize(start=configs.flatmap(starts), forked=st.sampled_from([True, True, False]))
+    def new(self, start: tuple[Config, tuple[int, ...]], forked: bool) -> None:
+        """A cache that already holds a sequence with uneven layers, often forked: most faults need one."""
+        config, lens = start
         self.line("new", *config)
         self.run.step(Op("add", (0,)))
-        self.extend(0, 0, first)
+        alone = "independent-layers" in self.run.offers
+        for layer, n in enumerate(lens if alone else lens[:1]):
+            if n:
+                self.extend(0, layer, n)
+        if forked and "fork" in self.run.offers:
+            self.line("fork", 0, 1)
 
     @precondition(_some_unused)
     @rule(seq=unused)
@@ -126,11 +145,13 @@ class CacheMachine(RuleBasedStateMachine):
         """An append to one layer; refused if, and only if, the pool cannot pay for it."""
         self.extend(seq, layer, n)
 
-    @precondition(_some_live)
-    @rule(seq=live, layer=layers, n=tokens)
-    def append_more(self, seq: int, layer: int, n: int) -> None:
-        """A second rule for the move that matters most, so that it is drawn twice as often."""
-        self.extend(seq, layer, n)
+    @precondition(lambda self: bool(self.lagging()))
+    @rule(place=behind)
+    def catch_up(self, place: Place) -> None:
+        """A layer gets as long as the longest: in a fork it writes into several shared blocks at once."""
+        seq, layer = place
+        lens = self.run.oracle.lens(seq)
+        self.extend(seq, layer, max(lens) - lens[layer])
 
     @precondition(_some_live)
     @rule(seq=live, layer=layers, n=st.integers(1, 3), form=st.sampled_from(VALID_FORMS))
@@ -174,7 +195,6 @@ class CacheMachine(RuleBasedStateMachine):
             ("table", (gone,)),
             *(("append", (seq, layer, 1)) for layer in (end, -1, 0.5)),
             ("append", (gone, 0, 1)),
-            ("append", (seq, 0, 0)),
             *((read, args) for read in ("len", "gather") for args in ((gone, 0), (seq, end), (seq, -1))),
         ]
         offered = [call for call in calls if NEEDED.get(call[0]) in {None, *self.run.offers}]
@@ -192,13 +212,19 @@ class CacheMachine(RuleBasedStateMachine):
         self.run.parent_immutability()
 
     def teardown(self) -> None:
-        """Free everything, find the pool whole, and use the recycled blocks once more."""
-        if sys.exc_info()[1] is self._raised and self.run.ops:
-            self._use_up()  # no law is broken, and the example was not cut short before its first step
-        self.tally.update(programs=1, lines=len(self.run.ops))
+        """Level each sequence and free it; then find the pool whole, use the recycled blocks again."""
+        try:
+            if sys.exc_info()[1] is self._raised and self.run.ops:
+                self._use_up()  # no law is broken, and the example was not cut short before its first step
+        finally:
+            self.tally.update(programs=1, lines=len(self.run.ops))
 
     def _use_up(self) -> None:
         for seq in list(self.run.oracle.tables):
+            for place in self.lagging(seq):
+                self.catch_up(place)
+                self.block_conservation()
+                self.parent_immutability()
             self.run.step(Op("free", (seq,)))
         blocks, size, *_ = self.run.config
         self.run.step(Op("add", (0,)))
