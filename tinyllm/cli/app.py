@@ -9,6 +9,7 @@ from rich.markup import escape
 from tinyllm import __version__
 from tinyllm.cli.check import check
 from tinyllm.cli.grade import grade
+from tinyllm.cli.power import power
 from tinyllm.cli.replay import replay
 from tinyllm.cli.screen import fail, show_diff, terminal
 
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 app.command()(check)
 app.command()(grade)
+app.command()(power)
 app.command()(replay)
 
 

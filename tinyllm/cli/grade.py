@@ -170,16 +170,7 @@ def run_grader(console: Console, grader: "Grader") -> "Grade":
     for path in grader.tests:
         if not Path(path.split("::")[0]).exists():
             fail(USAGE, f"there are no tests at {path}")
-    progress = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
+    progress = progress_bar(console)
     total = len(grader.bugs) * grader.trials
     with progress:
         task = progress.add_task("clean runs", total=total)
@@ -197,6 +188,20 @@ def run_grader(console: Console, grader: "Grader") -> "Grade":
             if error.detail:
                 terminal(stderr=True).print(escape(error.detail.rstrip()[-4000:]), soft_wrap=True)
             fail(error.code, f"no verdict: {error}")
+
+
+def progress_bar(console: Console) -> Progress:
+    """What is done, of how much, for how long; nothing where nobody watches."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
 
 
 def check_writable(*paths: Path) -> None:

@@ -1,0 +1,63 @@
+"""`tinyllm power`: the table, the bars, and the exit code."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mutants.bugs import load_set
+from tinyllm.cli.power import SOON, Power, _buckets
+from tinyllm.testing.power import Found
+
+Call = Callable[..., Any]
+BUG = load_set("course")[0]
+
+
+def test_what_is_found_is_counted(tinyllm: Call, tmp_path: Path) -> None:
+    path = tmp_path / "power.json"
+    done = tinyllm("power", "--trials", 2, "--bug", "s09", "--bug", "s08", "--json", path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "s08" in done.stdout
+    assert done.stdout.count("2/2") == 2
+    assert "median of the medians: " in done.stdout
+    written = json.loads(path.read_text(encoding="utf-8"))
+    assert (written["seeds"], written["exitCode"]) == ([0, 1], 0)
+    assert [trial["law"] for trial in written["bugs"]["s09"]["trials"]] == [6, 6]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--trials", 0), "number of at least 1"),
+        (("--bug", "s99"), "there is no bug s99; there are s01"),
+        (("--profile", "long"), "--profile long: there are dev, ci, deep"),
+        (("--json", "/nowhere/p.json"), "/nowhere/p.json cannot be written"),
+    ],
+)
+def test_wrong_options_are_refused(tinyllm: Call, arguments: tuple[Any, ...], message: str) -> None:
+    done = tinyllm("power", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr.replace("\n", " ")
+
+
+def test_late_never_and_directed() -> None:
+    early, late = Found(6, 3, 50), Found(6, SOON + 1, 5000)
+    assert Power(BUG, [early, early]).sure
+    assert not Power(BUG, [early, late]).sure
+    assert not Power(BUG, [early, None]).sure
+    assert Power(BUG, [None], directed="32,776 blocks").sure
+
+
+def test_every_trial_is_in_one_bucket() -> None:
+    rows = dict(_buckets([1, 2, 3, 4, 100, 101, None]))
+    assert rows == {
+        "1": 1,
+        "2 to 3": 2,
+        "4 to 10": 1,
+        "11 to 30": 0,
+        "31 to 100": 1,
+        "more than 100": 1,
+        "never": 1,
+    }
