@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 FOLDER = Path(__file__).parent
-SETS = ("course", "wild")
+SETS = ("course", "wild", "engine")
 MODULE = "tinyllm.infer.paged"
 """Where the bugs of all sets are planted."""
 

@@ -14,6 +14,7 @@ OWN = Path(__file__).parents[1] / "own"
 ROOT = OWN.parents[1]
 MAY_IMPORT = {
     "test_properties.py": {"tinyllm.infer.paged"},
+    "test_engine.py": {"tinyllm.infer.paged"},
     "test_machine.py": {
         "tinyllm.infer.paged",
         "tinyllm.testing.machine",

@@ -162,6 +162,58 @@ class PanicsWhenRead(PagedKVCache):
         return super().gather(seq_id, layer)
 
 
+class ChecksTooMuch(PagedKVCache):
+    def check(self) -> None:
+        assert not self._seqs, "there are sequences"
+
+
+class NeedsOneMore(PagedKVCache):
+    def blocks_needed(self, seq_id: int, layer: int, tokens: int) -> int:
+        return super().blocks_needed(seq_id, layer, tokens) + (tokens > 2)
+
+
+class PagesOfInt64(PagedKVCache):
+    def page_table(self, seq_ids: Any, layer: int) -> Any:
+        return tuple(array.astype(np.int64) for array in super().page_table(seq_ids, layer))
+
+
+class PagesAsAList(PagedKVCache):
+    def page_table(self, seq_ids: Any, layer: int) -> Any:
+        return list(super().page_table(seq_ids, layer))
+
+
+class PagesOfNobody(PagedKVCache):
+    def page_table(self, seq_ids: Any, layer: int) -> Any:
+        return super().page_table([*seq_ids] or list(self._seqs), layer)
+
+
+class PagesOfEachOnce(PagedKVCache):
+    def page_table(self, seq_ids: Any, layer: int) -> Any:
+        return super().page_table(dict.fromkeys(seq_ids), layer)
+
+
+class RunsCanBeWritten(PagedKVCache):
+    def gather_runs(self, seq_id: int, layer: int) -> Any:
+        return [self.gather(seq_id, layer)]
+
+
+class RunsOutOfOrder(PagedKVCache):
+    def gather_runs(self, seq_id: int, layer: int) -> Any:
+        return super().gather_runs(seq_id, layer)[::-1]
+
+
+class RunsRaise(PagedKVCache):
+    def gather_runs(self, seq_id: int, layer: int) -> Any:
+        raise NotImplementedError("later")
+
+
+class RollsBackTooFar(PagedKVCache):
+    def truncate(self, seq_id: int, length: int) -> None:
+        super().truncate(
+            seq_id, min(length, max(self._seqs[seq_id].lens)) if seq_id in self._seqs else length
+        )
+
+
 class PanicsAtBirth(PagedKVCache):
     def __init__(self, *_: int) -> None:
         raise Panic("no memory")

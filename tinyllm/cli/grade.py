@@ -85,7 +85,7 @@ def grade(
         list[str] | None, typer.Option(metavar="ID", help="Plant this one alone; may be repeated.")
     ] = None,
     bug_set: Annotated[
-        str, typer.Option("--set", metavar="course|wild|all", help="Which bugs to plant.")
+        str, typer.Option("--set", metavar="course|wild|engine|all", help="Which bugs to plant.")
     ] = "course",
     bugs: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Plant the bugs of this TOML file.")

@@ -61,7 +61,7 @@ def power(
         list[str] | None, typer.Option(metavar="ID", help="This bug alone; may be repeated.")
     ] = None,
     bug_set: Annotated[
-        str, typer.Option("--set", metavar="SET", help="Which bugs: course, wild or all.")
+        str, typer.Option("--set", metavar="course|wild|engine|all", help="Which bugs.")
     ] = "all",
     profile: Annotated[
         str, typer.Option(metavar="dev|ci|deep", help="When to give up: 100, 200 or 5,000 programs.")

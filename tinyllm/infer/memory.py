@@ -14,8 +14,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+Half = NDArray[np.float16]
 
-def zeros(shape: tuple[int, ...]) -> NDArray[np.float16]:
+
+def zeros(shape: tuple[int, ...]) -> Half:
     """A float16 array of zeros whose memory becomes resident a small page at a time.
 
     Args:
@@ -37,7 +39,7 @@ def zeros(shape: tuple[int, ...]) -> NDArray[np.float16]:
     return np.frombuffer(memory, np.float16).reshape(shape)
 
 
-def copied(window: NDArray[np.float16]) -> NDArray[np.float16]:
+def copied(window: Half) -> Half:
     """A contiguous copy of part of a pool, `[H, n, D]`.
 
     Small pages have a price: the copy waits for the address of each, one after the other. Reading one value
@@ -55,3 +57,22 @@ def runs(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
         if i == len(blocks) or blocks[i] != blocks[i - 1] + 1:
             yield blocks[start], blocks[i - 1] + 1
             start = i
+
+
+def views(pool: Half, blocks: Sequence[int], length: int, size: int) -> list[Half]:
+    """The first `length` positions held by `blocks`, in place: read-only views `[H, n, D]`, one a run.
+
+    Args:
+        pool: one layer's `[H, slots, D]`.
+        blocks: ids of blocks of `size` positions, in position order; more than the length needs are left out.
+        length: positions, at least 0.
+        size: positions in a block.
+    """
+    pool = pool.view()
+    pool.flags.writeable = False
+    found = []
+    for first, last in runs(blocks[: -(-length // size)]):
+        n = min((last - first) * size, length)
+        found.append(pool[:, first * size : first * size + n])
+        length -= n
+    return found

@@ -4,17 +4,20 @@ Memory is a pool of blocks of B positions. A sequence owns no memory, only a blo
 lives in slot `p % B` of block `table[p // B]`. A fork copies the table and shares the blocks; the first write
 into a shared block copies that block for the writer. A block holds all layers, each with its own length.
 
-Numbers in brackets are the laws of docs/laws.md. The source is the chapter "Paged KV cache in Python", after
-Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", section 4.
+Numbers in brackets are the laws of docs/laws.md. Nothing changes before a `# Commit`, of which only the first
+statement can want memory [10]. The source is the chapter "Paged KV cache in Python", after Kwon et al.,
+"Efficient Memory Management for Large Language Model Serving with PagedAttention", section 4.
 """
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tinyllm.infer import books
 from tinyllm.infer.arguments import as_chunk, as_integer, as_layer, as_size
-from tinyllm.infer.memory import copied, runs, zeros
+from tinyllm.infer.memory import Half, copied, runs, views, zeros
 
 
 class OutOfBlocks(RuntimeError):  # noqa: N818 - the chapter's name
@@ -81,9 +84,12 @@ class PagedKVCache:
         """
         parent, child = as_integer("parent", parent), as_integer("child", child)
         table, lens = self._live(parent)
-        self._seqs[self._unused(child)] = _Sequence(table.copy(), lens.copy())
-        for block in table:
-            self._refs[block] += 1
+        child, equal, refs = self._unused(child), _Sequence(table.copy(), lens.copy()), self._refs
+        counts = zip(table, [refs[block] + 1 for block in table])
+        # Commit
+        self._seqs[child] = equal
+        for block, count in counts:
+            refs[block] = count
 
     def append(self, seq_id: int, layer: int, k: Any, v: Any) -> None:
         """Add T positions to one layer of one sequence, all or nothing [1-4, 8-12].
@@ -111,20 +117,19 @@ class PagedKVCache:
 
         # Plan: table[first:last] are the blocks that the new positions fall into.
         start, stop = lens[layer], lens[layer] + tokens
-        first, last = start // size, -(-stop // size)
-        blocks = table[first:last]
-        shared = [i for i, block in enumerate(blocks) if refs[block] > 1]
-        need = len(shared) + max(0, last - len(table))
+        first, blocks, shared, need = self._plan(table, start, stop)
         if need > len(free):
             raise OutOfBlocks(need, len(free))
 
-        # Claim: the ids on top of the stack, in the order they come off. They stay there until the commit.
+        # Claim: the ids on top of the stack, in the order they come off. They stay there for now.
         claimed = free[: -need - 1 : -1]
         copies, fresh = claimed[: len(shared)], claimed[len(shared) :]
         originals = [blocks[i] for i in shared]
         for i, copy in zip(shared, copies):
             blocks[i] = copy
         blocks += fresh
+        counts = zip(claimed + originals, [1] * need + [refs[block] - 1 for block in originals])
+        taken = iter(claimed)
 
         # Write: into claimed blocks, and into slots past this layer's length in blocks held by no one else.
         for pool in (self._k, self._v):
@@ -140,31 +145,50 @@ class PagedKVCache:
             self._v[layer, :, at : at + n] = v[:, done : done + n]
             slot, done = 0, done + n
 
-        # Commit: only the first statement can want memory, for a longer table, and it does so first.
-        table[first:last] = blocks
-        for block in claimed:
-            refs[block] = 1
-        for block in originals:
-            refs[block] -= 1
-        del free[len(free) - need :]
+        # Commit
+        table[first : first + len(blocks)] = blocks
+        for block, count in counts:
+            refs[block] = count
+        for _ in taken:
+            free.pop()
         lens[layer] = stop
 
-    def block_table(self, seq_id: int) -> NDArray[np.int32]:
-        """The block ids in position order, `ceil(longest layer / B)` of them: a fresh int32 array [1, 2, 12].
+    def blocks_needed(self, seq_id: int, layer: int, tokens: int) -> int:
+        """How many blocks an append of `tokens` positions takes now, copies of shared ones included [16].
 
-        Raises KeyError: `seq_id` is not live. TypeError: it is not an integer.
+        Raises ValueError: tokens < 1. KeyError, IndexError, TypeError: as `append`.
         """
+        tokens = as_size("tokens", tokens)
+        layer = as_layer(layer, self.n_layers)
+        table, lens = self._live(seq_id)
+        return self._plan(table, lens[layer], lens[layer] + tokens)[3]
+
+    def truncate(self, seq_id: int, length: int) -> None:
+        """Cut every layer to at most `length` positions, and drop the blocks that no layer reaches then [17].
+
+        Takes no block and writes none, so other holders see nothing. Raises ValueError: `length` is negative,
+        or beyond the longest layer. KeyError: `seq_id` is not live. TypeError: not integers.
+        """
+        seq_id, length = as_integer("seq_id", seq_id), as_integer("length", length)
+        table, lens = self._live(seq_id)
+        if not 0 <= length <= max(lens):
+            raise ValueError(f"length {length} is outside [0, {max(lens)}], the longest layer's length")
+        kept = -(-length // self.block_size)
+        shorter = _Sequence(table[:kept], [min(n, length) for n in lens])
+        # Commit
+        self._release(table[kept:])
+        self._seqs[seq_id] = shorter
+
+    def block_table(self, seq_id: int) -> NDArray[np.int32]:
+        """The `ceil(longest layer / B)` block ids in position order, fresh [1, 2, 12]. Raises as `free`."""
         return np.array(self._live(seq_id).table, np.int32)
 
     def seq_len(self, seq_id: int, layer: int = 0) -> int:
-        """How many positions the layer holds [4].
-
-        Raises KeyError: `seq_id` is not live. IndexError: no such layer. TypeError: not integers.
-        """
+        """How many positions the layer holds [4]. Raises KeyError, IndexError, TypeError: as `gather`."""
         layer = as_layer(layer, self.n_layers)
         return self._live(seq_id).lens[layer]
 
-    def gather(self, seq_id: int, layer: int) -> tuple[NDArray[np.float16], NDArray[np.float16]]:
+    def gather(self, seq_id: int, layer: int) -> tuple[Half, Half]:
         """All K and V of the layer, in position order: fresh float16 arrays `[H, seq_len, D]` [3, 12].
 
         Raises KeyError: `seq_id` is not live. IndexError: no such layer. TypeError: not integers.
@@ -175,6 +199,25 @@ class PagedKVCache:
         blocks = table[: -(-n // self.block_size)]
         return self._read(self._k[layer], blocks, n), self._read(self._v[layer], blocks, n)
 
+    def gather_runs(self, seq_id: int, layer: int) -> list[tuple[Half, Half]]:
+        """What `gather` copies, in place: read-only views `[H, n, D]`, until the next change [20]."""
+        layer = as_layer(layer, self.n_layers)
+        table, lens = self._live(seq_id)
+        k, v = (views(pool[layer], table, lens[layer], self.block_size) for pool in (self._k, self._v))
+        return list(zip(k, v))
+
+    def page_table(self, seq_ids: Iterable[int], layer: int) -> tuple[books.Ints, books.Ints, books.Ints]:
+        """The blocks of several sequences as attention kernels take them, by FlashInfer's convention [18].
+
+        Three fresh int32 arrays: row i of a CSR matrix, `indices[indptr[i]:indptr[i + 1]]`, has the blocks
+        that the layer's length covers; the last of them holds `last_page_len[i]` positions, 1 to B. An empty
+        layer has no block, and 0. Raises KeyError, IndexError, TypeError: as `gather`.
+        """
+        layer = as_layer(layer, self.n_layers)
+        seqs = [self._live(seq_id) for seq_id in seq_ids]
+        self._check_open()
+        return books.csr([(table, lens[layer]) for table, lens in seqs], self.block_size)
+
     def free(self, seq_id: int) -> None:
         """Drop a sequence: blocks that no other table holds are free again, and so is its id [6, 13].
 
@@ -182,9 +225,8 @@ class PagedKVCache:
         """
         seq_id = as_integer("seq_id", seq_id)
         table, _ = self._live(seq_id)
-        self._free += [block for block in reversed(table) if self._refs[block] == 1]
-        for block in table:
-            self._refs[block] -= 1
+        # Commit
+        self._release(table)
         del self._seqs[seq_id]
 
     def stats(self) -> dict[str, int]:
@@ -200,11 +242,21 @@ class PagedKVCache:
         self._check_open()
         return len(self._free)
 
+    def check(self) -> None:
+        """Raise AssertionError, `law N: ...`, if free list, counts and tables disagree [19]."""
+        self._check_open()
+        books.check(self.num_blocks, self.block_size, self._refs, self._free, self._seqs)
+
+    def describe(self) -> str:
+        """The pool drawn, a character a block: `.` free, `#` held by one table, `2` to `9` by more, `+`."""
+        self._check_open()
+        return f"{self!r}\n{books.draw(self._refs)}"
+
     def close(self) -> None:
         """Give the memory back, as dropping the last reference does; closing twice is fine [14]."""
-        if not self._closed:
-            self._closed = True
-            del self._k, self._v, self._refs, self._free, self._seqs
+        self._closed = True
+        for name in ("_k", "_v", "_refs", "_free", "_seqs"):
+            vars(self).pop(name, None)
 
     def __enter__(self) -> Self:
         self._check_open()
@@ -237,10 +289,28 @@ class PagedKVCache:
             raise ValueError(f"sequence {seq_id} is live; an id can be used again once it is freed")
         return seq_id
 
+    def _plan(self, table: list[int], start: int, stop: int) -> tuple[int, list[int], list[int], int]:
+        """Of an append: its first block's index, the blocks that are there, which to copy, the cost [9]."""
+        refs, size = self._refs, self.block_size
+        first, last = start // size, -(-stop // size)
+        blocks = table[first:last]
+        shared = [i for i, block in enumerate(blocks) if refs[block] > 1]
+        return first, blocks, shared, len(shared) + max(0, last - len(table))
+
+    def _release(self, blocks: list[int]) -> None:
+        """Drop one reference to each block; those that no other table holds are free again [6]."""
+        refs = self._refs
+        last = [block for block in reversed(blocks) if refs[block] == 1]
+        counts = zip(blocks, [refs[block] - 1 for block in blocks])
+        # Commit
+        self._free += last
+        for block, count in counts:
+            refs[block] = count
+
     def _slots(self, block: int, count: int = 1) -> slice:
         return slice(block * self.block_size, (block + count) * self.block_size)
 
-    def _read(self, pool: NDArray[np.float16], blocks: list[int], length: int) -> NDArray[np.float16]:
+    def _read(self, pool: Half, blocks: list[int], length: int) -> Half:
         """The first `length` positions held by `blocks` in one layer's pool `[H, slots, D]`, a new array."""
         first = blocks[0] if blocks else 0
         if blocks == [*range(first, first + len(blocks))]:  # neighbours: one slice, near a plain copy's speed

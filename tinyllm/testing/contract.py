@@ -93,6 +93,20 @@ CAPABILITIES = {
 """What an implementation may lack, and the promise it stands for. Declared as `capabilities`, a frozenset
 on the class or factory; without a declaration everything is promised, and so everything is checked."""
 
+EXTENSIONS = {
+    "blocks_needed": "what an append would cost (law 16)",
+    "truncate": "cut a sequence back to a length (law 17)",
+    "page_table": "the tables of several sequences as one CSR matrix (law 18)",
+    "check": "hold the books against each other (law 19)",
+    "gather_runs": "what gather copies, in place (law 20)",
+}
+"""Methods beyond the ten, as `PagedKVCache` has them. One that is there is held to its law."""
+
+
+def extensions(cache: object) -> frozenset[str]:
+    """Which of `EXTENSIONS` a cache has."""
+    return frozenset(name for name in EXTENSIONS if callable(getattr(cache, name, None)))
+
 
 def capabilities(factory: Factory) -> frozenset[str]:
     """What `factory` (or the object it is a method of) declares, or everything.

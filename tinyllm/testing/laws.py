@@ -29,6 +29,11 @@ LAWS = {
     13: ("identity", "A freed id starts empty when it is used again; a live id cannot be taken."),
     14: ("close", "close() and garbage collection give the memory back; later use is a ValueError."),
     15: ("arguments", "A bad argument is refused: ValueError, KeyError, IndexError or TypeError."),
+    16: ("admission", "blocks_needed says exactly what an append costs, and asking changes nothing."),
+    17: ("rollback", "truncate cuts every layer to a length and drops the blocks past it; no more happens."),
+    18: ("page table", "page_table lists the blocks that a layer covers, and how full the last one is."),
+    19: ("books", "check passes whenever every other law holds."),
+    20: ("in place", "gather_runs shows what gather returns, in place and read-only."),
 }
 
 JUNK = -1.5
@@ -95,8 +100,8 @@ class Step:
         """The law that a difference in `seq` and `layer` breaks: `own` where the call acted."""
         if seq != self.seq or self.name == "fork":
             return 7
-        if self.name == "add":
-            return 13
+        if self.name in {"add", "truncate"}:
+            return 13 if self.name == "add" else 17
         return own if self.layer in {None, layer} or layer is None else 4
 
 
@@ -122,7 +127,7 @@ def check_table_lengths(step: Step, oracle: Oracle) -> None:
         if len(table) != expected:
             longest = max(oracle.lens(seq))
             raise LawBroken(
-                2,
+                17 if (step.name, step.seq) == ("truncate", seq) else 2,
                 "table length",
                 f"{expected} blocks in the table of sequence {seq}, whose longest layer holds {longest}",
                 f"{len(table)} blocks",
@@ -223,7 +228,7 @@ def check_unchanged(before: View, after: View, call: str) -> None:
 def _differences(before: View, after: View) -> Iterator[tuple[str, Any, Any]]:
     if before.stats != after.stats or before.free != after.free:
         yield "stats()", before.stats, after.stats
-    for seq in before.tables:
+    for seq in before.lens:
         if before.lens[seq] != after.lens[seq]:
             yield f"lengths of sequence {seq}", before.lens[seq], after.lens[seq]
         if before.tables.get(seq) != after.tables.get(seq):

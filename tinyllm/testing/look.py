@@ -15,6 +15,7 @@ LAW_OF = {
     "fork": 7,
     "append": 9,
     "free": 6,
+    "truncate": 17,
     "table": 1,
     "len": 4,
     "gather": 3,

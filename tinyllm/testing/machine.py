@@ -14,6 +14,7 @@ planted bugs a random program finds: layers must be appended to unevenly, and fo
 
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -59,8 +60,8 @@ layers = st.runner().flatmap(lambda machine: st.integers(0, machine.run.config.n
 tokens = st.runner().flatmap(lambda machine: st.integers(0, 3 * machine.run.config.block_size))
 
 
-NEEDED = {"fork": "fork", "table": "block-tables"}
-"""The capability without which a call is not made."""
+NEEDED = {"fork": "fork", "table": "block-tables", "truncate": "truncate"}
+"""The capability, or the extension, without which a call is not made."""
 
 
 def _some_live(machine: "CacheMachine") -> bool:
@@ -169,6 +170,12 @@ class CacheMachine(RuleBasedStateMachine):
         k, v = (trace.encode(np.array(data.draw(some), np.float32)) for _ in "kv")
         self.extend(seq, layer, 1, data=(k, v))
 
+    @precondition(lambda self: _some_live(self) and "truncate" in self.run.extends)
+    @rule(seq=live, data=st.data())
+    def truncate(self, seq: int, data: st.DataObject) -> None:
+        """A sequence is cut back, as speculative decoding does (law 17)."""
+        self.line("truncate", seq, data.draw(st.integers(0, max(self.run.oracle.lens(seq)))))
+
     @precondition(_some_live)
     @rule(seq=live)
     def free(self, seq: int) -> None:
@@ -186,19 +193,21 @@ class CacheMachine(RuleBasedStateMachine):
     def wrong_argument(self, seq: int, data: st.DataObject) -> None:
         """An id, a layer or a count that is out of bounds is refused, and changes nothing (laws 10, 15)."""
         gone, end = len(IDS), self.run.config.n_layers
-        calls: list[tuple[str, tuple[int | float, ...]]] = [
-            ("add", (seq,)),
-            ("add", (0.5,)),
-            ("fork", (gone, gone + 1)),
-            ("fork", (seq, seq)),
-            ("free", (gone,)),
-            ("table", (gone,)),
-            *(("append", (seq, layer, 1)) for layer in (end, -1, 0.5)),
-            ("append", (gone, 0, 1)),
-            *((read, args) for read in ("len", "gather") for args in ((gone, 0), (seq, end), (seq, -1))),
-        ]
-        offered = [call for call in calls if NEEDED.get(call[0]) in {None, *self.run.offers}]
-        name, args = data.draw(st.sampled_from(offered))
+        longest = max(self.run.oracle.lens(seq))
+        reads = [(gone, 0), (seq, end), (seq, -1)]
+        calls: dict[str, Sequence[tuple[int | float, ...]]] = {
+            "add": [(seq,), (0.5,)],
+            "fork": [(gone, gone + 1), (seq, seq)],
+            "append": [(seq, end, 1), (seq, -1, 1), (seq, 0.5, 1), (gone, 0, 1)],
+            "free": [(gone,)],
+            "truncate": [(gone, 0), (seq, -1), (seq, longest + 1), (seq, 0.5)],
+            "table": [(gone,)],
+            "len": reads,
+            "gather": reads,
+        }
+        offered = [name for name in calls if NEEDED.get(name) in {None, *self.run.offers, *self.run.extends}]
+        name = data.draw(st.sampled_from(offered))
+        args = data.draw(st.sampled_from(calls[name]))
         self.line(name, *args)
 
     @invariant()
@@ -210,6 +219,11 @@ class CacheMachine(RuleBasedStateMachine):
     def parent_immutability(self) -> None:
         """Every sequence but the one acted on equals the snapshot taken before the step."""
         self.run.parent_immutability()
+
+    @invariant()
+    def rest_of_the_laws(self) -> None:
+        """What the cache offers beyond the ten methods is right as well."""
+        self.run.rest_of_the_laws()
 
     def teardown(self) -> None:
         """Level each sequence and free it; then find the pool whole, use the recycled blocks again."""
@@ -223,14 +237,12 @@ class CacheMachine(RuleBasedStateMachine):
         for seq in list(self.run.oracle.tables):
             for place in self.lagging(seq):
                 self.catch_up(place)
-                self.block_conservation()
-                self.parent_immutability()
+                self.run.hold()
             self.run.step(Op("free", (seq,)))
         blocks, size, *_ = self.run.config
         self.run.step(Op("add", (0,)))
         self.extend(0, self.run.config.n_layers - 1, blocks * size)
-        self.block_conservation()
-        self.parent_immutability()
+        self.run.hold()
         self.extend(0, 0, blocks * size + 1)
         self.run.step(Op("free", (0,)))
         self.run.step(Op("close"))

@@ -70,6 +70,11 @@ class Oracle:
         """Gone, with its references (law 6)."""
         del self.contents[seq], self.tables[seq]
 
+    def truncate(self, seq: int, length: int) -> None:
+        """Every layer at most so long, and no block that none of them reaches (law 17)."""
+        self.contents[seq] = [(k[:, :length], v[:, :length]) for k, v in self.contents[seq]]
+        self.tables[seq] = self.tables[seq][: -(-max(self.lens(seq)) // self.config.block_size)]
+
     def append(self, seq: int, layer: int, k: Any, v: Any) -> None:
         """Contents grow at their end; blocks written into are the writer's alone afterwards (laws 3, 8)."""
         old_k, old_v = self.contents[seq][layer]

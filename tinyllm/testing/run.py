@@ -6,10 +6,12 @@ planted bug, a counterexample that is replayed. So whatever fails anywhere is a 
 
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from tinyllm.testing import laws, trace
-from tinyllm.testing.contract import Config, Factory, PagedCache, capabilities
+from tinyllm.testing.contract import Config, Factory, PagedCache, capabilities, extensions
+from tinyllm.testing.extensions import Answer, ask_need, check_extensions, check_need
 from tinyllm.testing.laws import JUNK, LawBroken, Sharing, Step, View
 from tinyllm.testing.look import LAW_OF, attempt, look, named, scribble
 from tinyllm.testing.oracle import Oracle
@@ -35,11 +37,13 @@ class Run:
         self.factory = factory
         self.broken = broken if broken is not None else []
         self.offers = capabilities(factory)
+        self.extends: frozenset[str] = frozenset()
         self.ops: list[Op] = []
         self.closed = False
         self.refused = False  # the last line was
         self._cache: PagedCache | None = None
         self._step: Step | None = None
+        self._need: tuple[Answer, int] | None = None  # what blocks_needed said of the line, and its price
         self._scalars = 0
         self._cost = 0  # of what was done since the cache was last looked at
         self.start(Config(1, 1, 1, 1, 1))
@@ -52,14 +56,19 @@ class Run:
         self.view = View({}, {}, {}, {"free": config.num_blocks}, config.num_blocks)
 
     def step(self, op: Op) -> None:
-        """Run one line, then both invariants. Raises LawBroken with its trace and story, or TraceError."""
+        """Run one line, then the invariants. Raises LawBroken with its trace and story, or TraceError."""
         self.do(op)
+        self.hold()
+
+    def hold(self) -> None:
+        """Hold the cache to every law after a line: the three invariants, in order."""
         self.block_conservation()
         self.parent_immutability()
+        self.rest_of_the_laws()
 
     def do(self, op: Op) -> None:
         """Run one line; what it must do by itself (be refused, or not) is checked here."""
-        self._step, self.refused = None, False
+        self._step, self.refused, self._need = None, False, None
         self._offered(op)
         expected = self.refusals(op)
         if bool(op.refusal) != bool(expected) or (expected and op.refusal not in expected):
@@ -81,6 +90,24 @@ class Run:
         """Every other sequence is as it was (law 7), and the one acted on is as the oracle has it (3, 4)."""
         self._check(lambda step, oracle: laws.check_contents(step, oracle, own=False))
         self._check(lambda step, oracle: laws.check_contents(step, oracle, own=True))
+
+    def rest_of_the_laws(self) -> None:
+        """What goes beyond the ten methods (16 to 20), if these show what they should even now."""
+        if not self.closed:
+            self._told(self._rest)
+
+    def _rest(self) -> None:
+        try:
+            if self._need is not None and "exact-cost" in self.offers:
+                check_need(self._need[0], self.ops[-1].args, self._need[1])
+            if self._step is not None:
+                check_extensions(self._cache, self.extends, self._step, self.config.block_size)
+        except LawBroken:
+            if self._step is not None:
+                self._step = replace(self._step, after=look(self._cache, self.oracle, self.offers))
+                self.block_conservation()
+                self.parent_immutability()
+            raise
 
     def refusals(self, op: Op) -> frozenset[str]:
         """The errors of which a right cache must raise one, by the oracle; empty when it must succeed."""
@@ -107,6 +134,8 @@ class Run:
         """Raises NotOffered for a line that the cache does not promise to answer."""
         if op.name == "fork" and "fork" not in self.offers:
             raise NotOffered("fork")
+        if op.name == "truncate" and self._cache is not None and "truncate" not in self.extends:
+            raise NotOffered("truncate")
         if op.name == "table" and "block-tables" not in self.offers:
             raise NotOffered("block-tables")
         if op.name == "stats" and "counts" not in self.offers:
@@ -134,11 +163,13 @@ class Run:
             yield "KeyError"
         if op.name in {"append", "len", "gather"} and not 0 <= op.args[1] < self.config.n_layers:
             yield "IndexError"
-        if op.name == "append":
-            if op.args[2] < 1:
-                yield "ValueError"
-            if op.form and FORMS[op.form].refusal:
-                yield FORMS[op.form].refusal
+        if op.name == "truncate" and op.args[0] in live:
+            longest = max(self.oracle.lens(int(op.args[0])))
+            yield from [] if 0 <= op.args[1] <= longest else ["ValueError"]
+        if op.name == "append" and op.args[2] < 1:
+            yield "ValueError"
+        if op.form and FORMS[op.form].refusal:
+            yield FORMS[op.form].refusal
 
     def _check(self, check: Callable[[Step, Oracle], None]) -> None:
         if self._step is not None:
@@ -157,6 +188,8 @@ class Run:
 
     def _do(self, op: Op, expected: frozenset[str]) -> None:
         price = 0 if expected else self._price(op)
+        if op.name == "append" and expected <= {"OutOfBlocks"} and {"blocks_needed"} <= self.extends:
+            self._need = ask_need(self._cache, op.args), self._price(op)
         raised = self._call(op)
         out_of_blocks = raised is not None and "OutOfBlocks" in _names(raised)
         may_refuse = "exact-cost" not in self.offers and op.name in {"append", "fork"}
@@ -239,7 +272,7 @@ class Run:
     def _new(self, op: Op) -> BaseException | None:
         cache, error = attempt(lambda: self.factory(*op.args))  # type: ignore[arg-type]
         if error is None and not self.refusals(op):
-            self._cache, self.closed = cache, False
+            self._cache, self.closed, self.extends = cache, False, extensions(cache)
         return error
 
     def _raises(self, call: Callable[[Any], Any], strict: bool = False) -> BaseException | None:
@@ -258,7 +291,7 @@ class Run:
             k, v = trace.values(op, self._scalars, self.config)
             self.oracle.append(args[0], args[1], k, v)
             self._scalars += k.size if op.data is None else 0
-        elif op.name in {"add", "fork", "free"}:
+        elif op.name in {"add", "fork", "free", "truncate"}:
             getattr(self.oracle, op.name)(*args)
         elif op.name == "close":
             self.closed = True

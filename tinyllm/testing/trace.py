@@ -8,6 +8,7 @@
     fork 0 1
     append 1 0 9 ! OutOfBlocks   # must be refused, by an error of that name
     table 0                   # reads: also len SEQ LAYER, gather SEQ LAYER, stats
+    truncate 1 2              # cut every layer to two positions, where the cache can
     free 0
     close
 
@@ -33,6 +34,7 @@ ARGUMENTS = {
     "fork": ("parent", "child"),
     "append": ("sequence", "layer", "tokens"),
     "free": ("sequence",),
+    "truncate": ("sequence", "length"),
     "table": ("sequence",),
     "len": ("sequence", "layer"),
     "gather": ("sequence", "layer"),

@@ -1,0 +1,21 @@
+"""The drawing of a pool, rows of page tables, and that the reference stays short."""
+
+import inspect
+
+import tinyllm.infer.paged
+from tinyllm.infer.books import csr, draw
+
+
+def test_a_character_a_block_and_64_a_line() -> None:
+    assert draw([0, 1, 2, 9, 10, 300, *[0] * 60]) == f"       0  .#29++{'.' * 58}\n      64  ..\n"
+
+
+def test_rows_are_covered_and_no_more() -> None:
+    indptr, indices, last = csr([([5, 3, 4], 5), ([5, 3, 4], 4), ([], 0), ([7], 0), ([7], 2)], 2)
+    assert indptr.tolist() == [0, 3, 5, 5, 5, 6]
+    assert indices.tolist() == [5, 3, 4, 5, 3, 7]
+    assert last.tolist() == [1, 2, 0, 0, 2]
+
+
+def test_the_reference_is_read_in_one_sitting() -> None:
+    assert len(inspect.getsource(tinyllm.infer.paged).splitlines()) <= 320

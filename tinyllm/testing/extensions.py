@@ -1,0 +1,105 @@
+"""What a cache offers beyond the ten methods, held to its law after every line of a program.
+
+`Run` comes here when the ten methods have shown what they should: a fault of theirs is told as theirs.
+"""
+
+import re
+from typing import Any
+
+import numpy as np
+
+from tinyllm.testing.laws import LAWS, LawBroken, Step, View
+from tinyllm.testing.look import attempt, named
+
+Answer = tuple[Any, BaseException | None]
+
+
+def ask_need(cache: Any, args: tuple[int | float, ...]) -> Answer:
+    """What `blocks_needed` says of an append that is about to come, or the error."""
+    return attempt(lambda: cache.blocks_needed(*args))
+
+
+def check_need(asked: Answer, args: tuple[int | float, ...], cost: int) -> None:
+    """Law 16: it is what the append cost, or would have cost."""
+    call, (found, error) = f"blocks_needed({', '.join(map(str, args))})", asked
+    if (
+        error is not None
+        or isinstance(found, bool)
+        or not isinstance(found, (int, np.integer))
+        or found != cost
+    ):
+        raise LawBroken(16, "blocks needed", f"{call} == {cost}", named(error) if error else repr(found))
+
+
+def check_extensions(cache: Any, extends: frozenset[str], step: Step, block_size: int) -> None:
+    """Laws 18, 19 and 20, against what the other methods have just shown; 20 where the call acted."""
+    view = step.after
+    if "check" in extends:
+        _check_books(cache)
+    layers = range(len(next(iter(view.lens.values()), [])))
+    if "page_table" in extends and view.tables:
+        _check_page_table(cache, [], 0, view, block_size)
+        for layer in layers:  # everybody, one of them twice
+            _check_page_table(cache, [*view.tables, min(view.tables)], layer, view, block_size)
+    if "gather_runs" in extends and step.seq in view.contents:
+        for layer in layers:
+            _check_runs(cache, step.seq, layer, view)
+
+
+def _check_books(cache: Any) -> None:
+    """The law that `check` itself names is the one that is broken; 19 when it names none, or fails."""
+    _, error = attempt(cache.check)
+    if error is not None:
+        says = re.match(r"law (\d+)\b", str(error)) if isinstance(error, AssertionError) else None
+        law = int(says[1]) if says and int(says[1]) in LAWS else 19
+        raise LawBroken(law, "books", "check() passes", named(error)) from error
+
+
+def _ask(law: int, call: Any, words: str) -> Any:
+    answer, error = attempt(call)
+    if error is not None:
+        raise LawBroken(law, words.partition("(")[0], f"{words} succeeds", named(error)) from error
+    return answer
+
+
+def _check_page_table(cache: Any, seqs: list[int], layer: int, view: View, block_size: int) -> None:
+    """A row a sequence: the blocks that its layer covers, and how many positions the last of them holds."""
+    call = f"page_table({seqs}, {layer})"
+    arrays = _ask(18, lambda: cache.page_table(seqs, layer), call)
+    if not isinstance(arrays, tuple) or len(arrays) != 3:
+        raise LawBroken(18, "page table", f"{call} is indptr, indices and last_page_len", repr(arrays))
+    for array in arrays:
+        if not isinstance(array, np.ndarray) or array.dtype != np.int32 or array.ndim != 1:
+            raise LawBroken(18, "page table", f"{call} gives flat int32 arrays", repr(array))
+    lens = [view.lens[seq][layer] for seq in seqs]
+    rows = [view.tables[seq][: -(-n // block_size)] for seq, n in zip(seqs, lens, strict=True)]
+    indptr = [0]
+    for row in rows:
+        indptr.append(indptr[-1] + len(row))
+    last = [n - (len(row) - 1) * block_size if row else 0 for n, row in zip(lens, rows, strict=True)]
+    expected = (indptr, [block for row in rows for block in row], last)
+    found = tuple(array.tolist() for array in arrays)
+    if found != expected:
+        raise LawBroken(18, "page table", f"{call} == {expected}", f"{found}")
+
+
+def _check_runs(cache: Any, seq: int, layer: int, view: View) -> None:
+    """The pieces, one after the other, are what `gather` returned; nobody can write into them."""
+    call = f"gather_runs({seq}, {layer})"
+    runs = _ask(20, lambda: [(k, v) for k, v in cache.gather_runs(seq, layer)], call)
+    for i, (name, whole) in enumerate(zip("KV", view.contents[seq][layer], strict=True)):
+        pieces = [pair[i] for pair in runs]
+        if not all(isinstance(a, np.ndarray) and a.dtype == np.float16 and a.ndim == 3 for a in pieces):
+            raise LawBroken(20, "runs", f"{name} of {call} is float16 [H, n, D]", repr(pieces))
+        if any(piece.flags.writeable for piece in pieces):
+            raise LawBroken(20, "runs", f"{name} of {call} is read-only", "it can be written")
+        joined = _ask(
+            20,
+            lambda pieces=pieces, whole=whole: np.concatenate(
+                [whole[:, :0].view(np.float16), *pieces], axis=1
+            ),
+            call,
+        )
+        joined[np.isnan(joined)] = np.nan
+        if not np.array_equal(joined.view(np.uint16), whole):
+            raise LawBroken(20, "runs", f"{name} of {call}, joined, is that of gather", f"{joined.tolist()}")
