@@ -1,19 +1,19 @@
 """Causal attention with grouped queries on a cache, for a prompt or a single new position, two ways.
 
-`gathered` asks the cache for K and V as two arrays and works on them whole. `in_place` reads the cache's memory
-a tile of positions at a time, through *runs*: what lies together in the pool is one view, and nothing is
-gathered. Its softmax is that of Milakov and Gimelshein, "Online normalizer calculation for softmax": a tile is
-weighed against the highest score so far, and what came before is scaled down when a higher one turns up. The two
-agree within the rounding of float32.
+`gathered` asks the cache for K and V as two arrays and works on them whole. `in_place` reads the cache's own
+memory, a tile of positions at a time, through *runs*: what lies together in the pool is one view, and not
+copied. Its softmax is that of Milakov and Gimelshein, "Online normalizer calculation for softmax": a tile is
+weighed against the highest score so far, and what came before is scaled down when a higher one turns up. The
+two agree within the rounding of float32.
 
-Tiles begin at every `TILE`-th position, wherever the runs do; a run is only read into the tile, which is
-float32. So `in_place` gives, as `gathered` does, the same bits for any two caches that hold the same numbers.
+Tiles begin at every `TILE`-th position, wherever the runs do. So `in_place` gives, as `gathered` does, equal
+results, bit for bit, for any two caches that hold the same numbers.
 
-Shapes: H query heads of D dimensions; G key/value heads, each serving the `H // G` query heads that follow one
+Shapes: H query heads of D dimensions; G key/value heads, each serving `H // G` query heads that follow one
 another; n cached positions, of which the T queries are the last: query t sees those up to `n - T + t`.
 
 What is not finite follows IEEE 754, without a warning, and only for queries that see it: a NaN or +inf among
-the scores makes a result NaN, and a NaN or an infinity among the values makes its own dimension NaN or infinite.
+the scores makes a result NaN; a NaN or an infinity among the values makes its own dimension NaN or infinite.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ from tinyllm.infer.memory import runs as neighbours
 Array = NDArray[np.float32]
 Run = tuple[NDArray[Any], NDArray[Any]]  # K and V of positions that lie together, `[G, n_i, D]`
 
-TILE = 512  # positions: 384 KiB of float32 with 3 heads of 64 dimensions, which a core's own cache holds
+TILE = 1024  # positions: 768 KiB of float32 with 3 heads of 64 dimensions
 FEW = 4096  # values up to which NumPy's cast is the faster way from float16; measured on x86-64
 
 
@@ -74,23 +74,24 @@ def in_place(q: Array, cache: Cache, layer: int) -> Array:
 
 
 def runs_of(cache: Any, seq_id: int, layer: int) -> Sequence[Run]:
-    """K and V of one layer of one sequence, in position order: read-only views `[G, n_i, D]` of neighbouring blocks.
+    """K and V of one layer of one sequence, in position order: one pair of views for each run of blocks.
 
-    They are valid until the next call that changes the cache. A cache that has no `runs` of its own, and no
-    pool that is known here, gathers.
+    Views are read-only, `[G, n_i, D]`, and valid until the next call that changes the cache. A cache that has
+    no `runs` of its own, and no pool that is known here, gathers.
     """
     if hasattr(cache, "runs"):
         own: Sequence[Run] = cache.runs(seq_id, layer)
         return own
     if not hasattr(cache, "_k"):
         return [cache.gather(seq_id, layer)]
-    left, size, found = cache.seq_len(seq_id, layer), cache.block_size, []
-    for a, b in neighbours(cache.block_table(seq_id)[: -(-left // size)].tolist()):
+    n, size = cache.seq_len(seq_id, layer), cache.block_size
+    k, v = cache._k[layer], cache._v[layer]
+    k.flags.writeable = v.flags.writeable = False  # and so are their slices
+    found, left = [], n
+    for a, b in neighbours(cache.block_table(seq_id)[: -(-n // size)].tolist()):
         slots = slice(a * size, min(b * size, a * size + left))
+        found.append((k[:, slots], v[:, slots]))
         left -= slots.stop - slots.start
-        k, v = cache._k[layer, :, slots], cache._v[layer, :, slots]
-        k.flags.writeable = v.flags.writeable = False
-        found.append((k, v))
     return found
 
 
@@ -129,18 +130,15 @@ def _tiled(q: Array, runs: Sequence[Run], n: int) -> Array:
     """Attend to the first n positions of `runs`."""
     (heads, tokens, d_head), groups = q.shape, len(runs[0][0])
     queries = (q * np.float32(d_head**-0.5)).reshape(groups, -1, tokens, d_head)
-    mixed = np.zeros_like(queries)
+    mixed = np.zeros(queries.shape, np.float32)
     # The highest score so far, and the sum of weights. Not -inf at first: -inf - -inf would be NaN.
     peak = np.full((*queries.shape[:3], 1), np.finfo(np.float32).min)
     total = np.zeros_like(peak)
-    memory = np.empty(groups * min(n, TILE) * d_head, np.float32)
     with np.errstate(all="ignore"):
-        for start, pieces in zip(range(0, n, TILE), _tiles(runs, n)):
-            width = min(TILE, n - start)
-            tile = memory[: groups * width * d_head].reshape(groups, width, d_head)
-            first = max(0, start - (n - tokens))  # the first query that sees anything of the tile
-            _fill(tile, [k for k, _ in pieces])
-            scores = _scores(queries[:, :, first:].reshape(groups, -1, d_head), tile, tokens - first)
+        for start, (k, v) in zip(range(0, n, TILE), _tiles(runs, n)):
+            first = max(0, start - (n - tokens))  # the first query that sees anything of this tile
+            new = queries[:, :, first:]
+            scores = _scores(new.reshape(groups, -1, d_head), as_float32(k), tokens - first)
             _hide_future(scores, start, n - tokens + first)
             higher = np.maximum(peak[:, :, first:], scores.max(axis=-1, keepdims=True))
             scores -= higher
@@ -149,10 +147,8 @@ def _tiled(q: Array, runs: Sequence[Run], n: int) -> Array:
             peak[:, :, first:] = higher
             total[:, :, first:] *= shrink
             total[:, :, first:] += scores.sum(axis=-1, keepdims=True)
-            _fill(tile, [v for _, v in pieces])
-            new = scores.reshape(groups, -1, width) @ tile
             mixed[:, :, first:] *= shrink
-            mixed[:, :, first:] += new.reshape(groups, -1, tokens - first, d_head)
+            mixed[:, :, first:] += (scores.reshape(groups, -1, k.shape[1]) @ as_float32(v)).reshape(new.shape)
         mixed /= total
     result = mixed.reshape(heads, tokens, d_head)
     if tokens == 1 or np.isfinite(result).all():
@@ -162,53 +158,39 @@ def _tiled(q: Array, runs: Sequence[Run], n: int) -> Array:
     return np.concatenate([early, _tiled(q[:, half:], runs, n)], axis=1)
 
 
-def as_float32(x: NDArray[Any]) -> Array:
-    """`x` as float32, in every bit what `astype` gives, faster from float16; `x` itself if it is float32.
-
-    NumPy casts float16 one value after the other. Here the bits are moved to where float32 has them, sign to
-    the top and the rest up by 13. That leaves the exponent 112 too low, which a multiplication mends, exactly,
-    for subnormals as well. Infinities and NaN come out beyond float16: then the cast is taken after all.
-    """
-    if x.dtype == np.float32:
-        return x
-    out = np.empty(x.shape, np.float32)
-    _fill(out[None], [x[None]])
-    return out
-
-
-def _fill(out: Array, pieces: Sequence[NDArray[Any]]) -> None:
-    """Write pieces `[G, n_i, D]` side by side over `out`, `[G, sum of n_i, D]`; see `as_float32`."""
-    by_shift = out.size > FEW and pieces[0].dtype == np.float16
-    if by_shift:
-        bits = out.view(np.int32)
-        _copy(bits, [piece.view(np.int16) for piece in pieces])  # the sign now fills the upper half
-        np.left_shift(bits, 13, out=bits)
-        np.bitwise_and(bits, -0x70000001, out=bits)  # of the four signs at the top, the first
-        np.multiply(out, np.float32(2.0**112), out=out)
-    if not by_shift or out.max() >= 65536 or out.min() <= -65536:
-        _copy(out, pieces)
-
-
-def _copy(out: NDArray[Any], pieces: Sequence[NDArray[Any]]) -> None:
-    at = 0
-    for piece in pieces:
-        np.copyto(out[:, at : at + piece.shape[1]], piece, casting="same_kind")
-        at += piece.shape[1]
-
-
-def _tiles(runs: Sequence[Run], n: int) -> Iterator[list[Run]]:
-    """Cut the first n positions of `runs` before every `TILE`-th: the pieces of one tile at a time."""
-    tile: list[Run] = []
-    room = min(TILE, n)
+def _tiles(runs: Sequence[Run], n: int) -> Iterator[Run]:
+    """The first n positions of `runs`, cut before every `TILE`-th. Only a tile of several runs is a copy."""
+    ks, vs, room = [], [], min(TILE, n)
     for k, v in runs:
-        at = 0
-        while room and at < k.shape[1]:
-            step = min(room, k.shape[1] - at)
-            tile.append((k[:, at : at + step], v[:, at : at + step]))
-            at, room, n = at + step, room - step, n - step
+        at, length = 0, k.shape[1]
+        while room and at < length:
+            stop = min(at + room, length)
+            ks.append(k if stop - at == length else k[:, at:stop])
+            vs.append(v if stop - at == length else v[:, at:stop])
+            n, room, at = n - (stop - at), room - (stop - at), stop
             if not room:
-                yield tile
-                tile, room = [], min(TILE, n)
+                yield (ks[0], vs[0]) if len(ks) == 1 else (np.concatenate(ks, 1), np.concatenate(vs, 1))
+                ks, vs, room = [], [], min(TILE, n)
+
+
+def as_float32(x: NDArray[Any]) -> Array:
+    """`x` as float32: in every bit what `astype` gives, but faster from float16; `x` itself if it is float32.
+
+    NumPy casts float16 one value after the other. Here the bits are moved to where float32 has them, the sign
+    to the top and the rest up by 13. That leaves the exponent 112 too low, which a multiplication mends:
+    exactly, for subnormals as well, but not for infinities and NaN, which are looked for first.
+    """
+    if x.dtype != np.float16 or x.size <= FEW:
+        return x.astype(np.float32, copy=False)
+    halves = x.view(np.int16)
+    if halves.max() >= 0x7C00 or halves.view(np.uint16).max() >= 0xFC00:
+        return x.astype(np.float32)
+    bits = halves.astype(np.int32)  # the sign now fills the upper half
+    bits <<= 13
+    bits &= -0x70000001  # of the four signs at the top, keep the first
+    result = bits.view(np.float32)
+    result *= np.float32(2.0**112)
+    return result
 
 
 def _scores(queries: Array, keys: Array, tokens: int) -> Array:
@@ -219,7 +201,7 @@ def _scores(queries: Array, keys: Array, tokens: int) -> Array:
 
 
 def _hide_future(scores: Array, start: int, first: int) -> None:
-    """Score what a query does not see -inf: scores are `[..., T, n]`, columns from `start`, rows from `first`."""
+    """Set scores `[..., T, n]` of what a query, from `first`, does not see, from `start`, to -inf."""
     tokens, width = scores.shape[2:]
     ahead = max(first + 1 - start, 0)  # columns that all queries see
     if tokens > 1 and ahead < width:
