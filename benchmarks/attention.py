@@ -1,20 +1,22 @@
 """What attention costs on the paged cache, against the contiguous one: `python -m benchmarks.attention`.
 
-One step of decoding appends a position to each layer and attends to all of it, as a decoder does. Both sides do so
-with the same attention; only the cache differs. Shapes are those of SmolLM2-135M, as in `benchmarks/cache.py`, with
-9 query heads. Steps come in sixteens, so that each figure holds its share of a new block. What is compared is the
-processor time of one thread, a pair at a time: the time that other processes take on a busy machine is not ours.
-Needs the extra `check`. Exit code: 0 every target is met, 1 one is missed.
+One step of decoding appends a position to each layer and attends to all of it, as a decoder does. Both sides
+do so with the same attention; only the cache differs. Shapes are those of `benchmarks/cache.py`, with 9 query
+heads. Sixteen steps follow one another, so that a figure holds its share of a new block.
+
+The two sides take turns, step by step. What counts is the processor time of one thread, and of each step the
+fastest of all rounds: on a busy machine, the others say more about who else was there. Needs the extra
+`check`. Exit code: 0 every target is met, 1 one is missed.
 """
 
+# ruff: noqa: E402
 import os
 
-for library in ("OPENBLAS", "MKL", "OMP"):  # before NumPy is loaded; other threads' time would not be seen
+for library in ("OPENBLAS", "MKL", "OMP"):  # before NumPy is loaded; what other threads do would not be seen
     os.environ[f"{library}_NUM_THREADS"] = "1"
 
 import argparse
 import gc
-import statistics
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -39,7 +41,7 @@ from benchmarks.cache import (
     refill,
 )
 from tinyllm.infer.attention import Attention, as_float32, gathered, in_place
-from tinyllm.infer.llama import PagedSequence
+from tinyllm.infer.llama import LayerCache, PagedSequence
 
 QUERY_HEADS = 9
 STEPS = BLOCK  # decoded in a row
@@ -51,67 +53,60 @@ def paired(
     rounds: int,
     reset: Callable[[], object] = lambda: None,
 ) -> float:
-    """Median of `subject / baseline`, in turns, each first in every other pair; `reset` runs before a pair."""
-    ratios = []
+    """`subject / baseline`, both one step; `reset`, untimed, goes back to where the first step begins."""
+    sides = (baseline, subject)
+    best = np.full((2, STEPS), np.inf)
     for turn in range(rounds + WARM_UP):
         reset()
         spare = np.empty((1 << 18) + 16 * (37 * turn % 256), np.uint8)  # see `paired` in cache.py
-        times = {}
-        for run in (baseline, subject)[:: 1 - 2 * (turn % 2)]:
-            start = thread_time_ns()
-            run()
-            times[run] = thread_time_ns() - start
+        for step in range(STEPS):
+            for side in (0, 1) if (turn + step) % 2 else (1, 0):
+                start = thread_time_ns()
+                sides[side]()
+                took = thread_time_ns() - start
+                if turn >= WARM_UP:
+                    best[side, step] = min(best[side, step], took)
         del spare
-        if turn >= WARM_UP:
-            ratios.append(times[subject] / times[baseline])
-    return statistics.median(ratios)
+    total = best.sum(axis=1)
+    return float(total[1] / total[0])
 
 
 def decode(
     positions: int,
-    attention: Attention,
+    attend: Attention,
     rounds: int,
     scattered: bool = False,
     against: Attention | None = None,
 ) -> float:
-    """Steps of append and attention after so many positions, against the same on the contiguous cache."""
+    """Append and attention after so many positions, against the same on the contiguous cache."""
     pool, contiguous = new_pool(positions + STEPS, scattered), new_contiguous(positions + STEPS)
     sequence = PagedSequence(pool, 0)
     k, v = chunk(1), -chunk(1)
     q = np.random.default_rng(0).standard_normal((QUERY_HEADS, 1, DIMS)).astype(np.float32)
 
-    def baseline() -> None:
-        attend = against or attention
-        for _ in range(STEPS):
-            for layer in range(LAYERS):
-                contiguous.append(layer, k, v)
-                attend(q, contiguous, layer)
+    def step(cache: LayerCache, attend: Attention) -> None:
+        for layer in range(LAYERS):
+            cache.append(layer, k, v)
+            attend(q, cache, layer)
 
-    def subject() -> None:
-        for _ in range(STEPS):
-            for layer in range(LAYERS):
-                sequence.append(layer, k, v)
-                attention(q, sequence, layer)
-
+    baseline, subject = partial(step, contiguous, against or attend), partial(step, sequence, attend)
     return paired(baseline, subject, rounds, lambda: refill(pool, contiguous, positions))
 
 
 def gather(positions: int, rounds: int) -> float:
-    """Steps of append and gather, against append and copy."""
+    """Append and gather, against append and copy."""
     pool, contiguous = new_pool(positions + STEPS), new_contiguous(positions + STEPS)
     k, v = chunk(1), -chunk(1)
 
     def baseline() -> None:
-        for _ in range(STEPS):
-            for layer in range(LAYERS):
-                contiguous.append(layer, k, v)
-                copied(contiguous, layer)
+        for layer in range(LAYERS):
+            contiguous.append(layer, k, v)
+            copied(contiguous, layer)
 
     def subject() -> None:
-        for _ in range(STEPS):
-            for layer in range(LAYERS):
-                pool.append(0, layer, k, v)
-                pool.gather(0, layer)
+        for layer in range(LAYERS):
+            pool.append(0, layer, k, v)
+            pool.gather(0, layer)
 
     return paired(baseline, subject, rounds, lambda: refill(pool, contiguous, positions))
 
@@ -119,23 +114,22 @@ def gather(positions: int, rounds: int) -> float:
 def cast(positions: int, rounds: int) -> float:
     """Float16 to float32 by shifting bits, against NumPy's cast."""
     x = chunk(positions, np.float16)
-    return paired(partial(x.astype, np.float32), partial(as_float32, x), 10 * rounds)
+    return paired(partial(x.astype, np.float32), partial(as_float32, x), rounds)
 
 
 def measure(rounds: int) -> list[Row]:
     """All rows, in the order they are shown."""
     same = "contiguous cache"
     rows = []
-    for positions in (128, 512, 2048):
-        times = rounds * 512 // max(positions, 256)
-        where = f"at {positions:,}, "
-        rows += [
-            Row(where + "in place", same, decode(positions, in_place, times), 1.1),
-            Row(where + "in place, scattered blocks", same, decode(positions, in_place, times, scattered=True)),
-            Row(where + "gathered", same, decode(positions, gathered, times)),
-            Row(where + "gathered, scattered blocks", same, decode(positions, gathered, times, scattered=True)),
-            Row(where + "in place", "contiguous, gathered", decode(positions, in_place, times, against=gathered)),
-        ]
+    for n in (128, 512, 2048):
+        for what, attend, target in (("in place", in_place, 1.1), ("gathered", gathered, None)):
+            here = f"at {n:,}, {what}"
+            rows += [
+                Row(here, same, decode(n, attend, rounds), target),
+                Row(f"{here}, scattered blocks", same, decode(n, attend, rounds, scattered=True)),
+            ]
+        mixed = decode(n, in_place, rounds, against=gathered)
+        rows.append(Row(f"at {n:,}, in place", "contiguous, gathered", mixed))
     rows.append(Row("append and gather at 2,048", "append and copy", gather(2048, rounds), 1.25))
     rows.append(Row("2,048 positions to float32", "astype", cast(2048, rounds)))
     return rows
@@ -143,8 +137,12 @@ def measure(rounds: int) -> list[Row]:
 
 def main() -> int:
     """Print the table; 1 if a target is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=20, help="pairs timed for a row (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=20, help="of 16 steps, for a row (default: %(default)s)"
+    )
     arguments = parser.parse_args()
     gc.disable()  # a collection in one half of a pair would count against it
     keep_freed_memory()

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tinyllm.infer.arguments import as_layer
 from tinyllm.infer.memory import runs as neighbours
 
 Array = NDArray[np.float32]
@@ -84,11 +85,17 @@ def runs_of(cache: Any, seq_id: int, layer: int) -> Sequence[Run]:
         return own
     if not hasattr(cache, "_k"):
         return [cache.gather(seq_id, layer)]
-    n, size = cache.seq_len(seq_id, layer), cache.block_size
+    table, lens = cache._live(seq_id)
+    left, size = lens[as_layer(layer, cache.n_layers)], cache.block_size
+    if not left:
+        return []
+    table = table[: -(-left // size)]
     k, v = cache._k[layer], cache._v[layer]
     k.flags.writeable = v.flags.writeable = False  # and so are their slices
-    found, left = [], n
-    for a, b in neighbours(cache.block_table(seq_id)[: -(-n // size)].tolist()):
+    first, last = table[0], table[-1] + 1
+    alone = table == [*range(first, last)]  # the common case, told faster than by a loop
+    found = []
+    for a, b in [(first, last)] if alone else neighbours(table):
         slots = slice(a * size, min(b * size, a * size + left))
         found.append((k[:, slots], v[:, slots]))
         left -= slots.stop - slots.start
