@@ -1,5 +1,6 @@
 """How many bytes, how many blocks, and what is wasted, counted out slot by slot."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -124,19 +125,20 @@ def test_sizes_are_checked(position: int) -> None:
     for value, error in bad:
         sizes: list[Any] = [3, 3, 3, 3]
         sizes[position] = value
-        for call in (
-            lambda: bytes_per_token(*sizes),
-            lambda: bytes_per_block(2, *sizes),
-            lambda: blocks_for_budget(9, 2, *sizes),
-        ):
+        functions: list[tuple[Callable[..., int], list[int]]] = [
+            (bytes_per_token, []),
+            (bytes_per_block, [2]),
+            (blocks_for_budget, [9, 2]),
+        ]
+        for function, before in functions:
             with pytest.raises(error, match=name):
-                call()
+                function(*before, *sizes)
 
 
 def test_other_arguments_are_checked() -> None:
     cache = PagedKVCache(10, 4, 2, 3, 8)
     not_integer: Any = 1.5
-    for call, error, message in [
+    bad: list[tuple[Callable[[], object], type[Exception], str]] = [
         (lambda: bytes_per_block(0, 1, 1, 1), ValueError, "block_size is 0; it must be at least 1"),
         (lambda: blocks_for_lengths([1], 0), ValueError, "block_size is 0"),
         (lambda: blocks_for_budget(0, 1, 1, 1, 1), ValueError, "budget is 0; it must be at least 1"),
@@ -145,7 +147,8 @@ def test_other_arguments_are_checked() -> None:
         (lambda: blocks_for_lengths([not_integer], 2), TypeError, "length must be an integer, not 1.5"),
         (lambda: waste(cache, [5]), KeyError, "sequence 5"),
         (lambda: waste(cache, [not_integer]), TypeError, "seq_id must be an integer"),
-    ]:
+    ]
+    for call, error, message in bad:
         with pytest.raises(error, match=message):
             call()
     cache.close()
@@ -154,4 +157,4 @@ def test_other_arguments_are_checked() -> None:
     assert blocks_for_budget(1, 1, 1, 1, 1) == 0
     assert blocks_for_lengths([], 3) == 0
     assert blocks_for_budget(2**70, 1, 1, 1, 1) == 2**68
-    assert type(blocks_for_lengths(np.array([3, 4], np.int8), 3)) is int  # type: ignore[arg-type]
+    assert type(blocks_for_lengths(np.array([3, 4], np.int8), 3)) is int
