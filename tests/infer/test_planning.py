@@ -118,6 +118,24 @@ def test_waste_of_a_full_pool_an_empty_one_and_a_fork() -> None:
     assert waste(cache, [1]) == Waste(6 * slot, 6 / 16)
 
 
+def test_a_shared_block_is_as_full_as_its_fullest_holder_says() -> None:
+    """No append leads there, but a cache that can also shorten a sequence would."""
+
+    class Shortened:
+        block_size, n_layers, n_kv_heads, d_head = 4, 2, 1, 1
+
+        def block_table(self, seq_id: int) -> Any:
+            return np.array([[7, 3], [7]][seq_id], np.int32)
+
+        def seq_len(self, seq_id: int, layer: int) -> int:
+            return [[5, 1], [3, 2]][seq_id][layer]
+
+    cache: Any = Shortened()
+    for order in ([0, 1], [1, 0]):
+        assert waste(cache, order) == Waste((2 + 3 + 4) * 4, 9 / 16)
+    assert waste(cache, [1]) == Waste(3 * 4, 3 / 8)
+
+
 @pytest.mark.parametrize("position", range(4))
 def test_sizes_are_checked(position: int) -> None:
     name = ["n_layers", "n_kv_heads", "d_head", "itemsize"][position]
