@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tinyllm.infer.arguments import as_size
+from tinyllm.infer.attention import Attention, Run, gathered, runs_of
 
 Array = NDArray[np.float32]
 
@@ -61,6 +62,10 @@ class PagedSequence:
     def gather(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """`gather` of the paged cache."""
         return self.cache.gather(self.seq_id, layer)
+
+    def runs(self, layer: int) -> Sequence[Run]:
+        """`runs` of the paged cache; one run, gathered, of a cache that has none."""
+        return runs_of(self.cache, self.seq_id, layer)
 
     def seq_len(self, layer: int = 0) -> int:
         """`seq_len` of the paged cache."""
@@ -129,13 +134,19 @@ def layer_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
 class Llama:
     """A decoder: token ids and a cache in, logits out. It keeps no state; the cache does.
 
+    Args:
+        config: the sizes.
+        weights: the weights.
+        attention: how to attend, `gathered` or `in_place` of `tinyllm.infer.attention`.
+
     Raises:
         ValueError: weights whose number or shapes are not those of `config`. TypeError: not float32.
     """
 
-    def __init__(self, config: LlamaConfig, weights: Weights) -> None:
+    def __init__(self, config: LlamaConfig, weights: Weights, attention: Attention = gathered) -> None:
         self.config = config
         self.weights = weights
+        self.attention = attention
         self._head = weights.embedding if weights.head is None else weights.head
         table: tuple[int, ...] = (config.vocab, config.d_model)
         expected = [("embedding", weights.embedding, table), ("head", self._head, table)]
@@ -174,18 +185,15 @@ class Llama:
         tokens = self._tokens(ids)
         start = self._start(cache, len(tokens))
         config, weights = self.config, self.weights
-        positions = np.arange(start, start + len(tokens))
-        turns = _turns(config, positions)
-        # A query sees its own position and those before it; -inf becomes a weight of 0.
-        future = np.arange(start + len(tokens)) > positions[:, None]
-        mask = np.where(future, np.float32(-np.inf), np.float32(0))
+        turns = _turns(config, np.arange(start, start + len(tokens)))
 
         x = weights.embedding[tokens]  # a copy, which the layers add to
         for i, layer in enumerate(weights.layers):
             h = _rms_norm(x, layer.attn_norm, config.rms_eps)
             q, k, v = (self._heads(h @ w.T) for w in (layer.q, layer.k, layer.v))
             cache.append(i, _rotate(k, turns), v)
-            x += _attend(_rotate(q, turns), *cache.gather(i), mask) @ layer.o.T
+            mixed = self.attention(_rotate(q, turns), cache, i)
+            x += mixed.swapaxes(0, 1).reshape(len(tokens), -1) @ layer.o.T
             h = _rms_norm(x, layer.ffn_norm, config.rms_eps)
             x += (_silu(h @ layer.gate.T) * (h @ layer.up.T)) @ layer.down.T
         x = _rms_norm(x[-1:] if last_only else x, weights.norm, config.rms_eps)
@@ -274,20 +282,3 @@ def _rotate(x: Array, turns: NDArray[np.complex64]) -> Array:
     Rows of q and k that pair dimension i with i + D / 2 instead must be reordered when they are loaded.
     """
     return (x.view(np.complex64) * turns).view(np.float32)
-
-
-def _attend(q: Array, k: NDArray[Any], v: NDArray[Any], mask: Array) -> Array:
-    """Queries `[H, T, D]` over keys and values `[G, n, D]`, a mask `[T, n]` added: `[T, H * D]`."""
-    heads, tokens, d_head = q.shape
-    groups = len(k)
-    keys, values = k.astype(np.float32, copy=False), v.astype(np.float32, copy=False)
-    # Query heads that share a key/value head follow one another, so they stack into the rows of one product.
-    q = (q * np.float32(d_head**-0.5)).reshape(groups, -1, d_head)
-    # Keys first: with few queries this way round is twice as fast. The copy puts a query's scores in one row.
-    scores = np.ascontiguousarray((keys @ q.swapaxes(1, 2)).swapaxes(1, 2))
-    scores = scores.reshape(groups, -1, tokens, mask.shape[1])
-    scores += mask
-    scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    scores /= scores.sum(axis=-1, keepdims=True)
-    mixed: Array = scores.reshape(groups, -1, mask.shape[1]) @ values
-    return mixed.reshape(heads, tokens, d_head).swapaxes(0, 1).reshape(tokens, -1)
