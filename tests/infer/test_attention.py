@@ -352,7 +352,7 @@ def test_caches_that_have_runs_and_caches_that_have_none() -> None:
         def gather(self, *_: int) -> attention.Run:
             raise AssertionError("gathered")
 
-        def runs(self, seq_id: int, layer: int) -> list[attention.Run]:
+        def gather_runs(self, seq_id: int, layer: int) -> list[attention.Run]:
             assert (seq_id, layer) == (0, LAYER)
             return list(runs)
 

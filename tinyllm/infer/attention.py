@@ -22,9 +22,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tinyllm.infer.arguments import as_layer
-from tinyllm.infer.memory import runs as neighbours
-
 Array = NDArray[np.float32]
 Run = tuple[NDArray[Any], NDArray[Any]]  # K and V of positions that lie together, `[G, n_i, D]`
 
@@ -33,7 +30,7 @@ FEW = 4096  # values up to which NumPy's cast is the faster way from float16; me
 
 
 class Cache(Protocol):
-    """What attention asks of the cache of one sequence. It may have `runs` too, as `PagedSequence` has."""
+    """What attention asks of the cache of one sequence. It may have `gather_runs`, as `PagedSequence` has."""
 
     def gather(self, layer: int) -> Run:
         """K and V of one layer, `[G, n, D]`, in position order."""
@@ -68,38 +65,19 @@ def gathered(q: Array, cache: Cache, layer: int) -> Array:
 def in_place(q: Array, cache: Cache, layer: int) -> Array:
     """Attend to the cache's own memory, a tile at a time; arguments, result and errors as for `gathered`.
 
-    A cache without `runs` gathers, which costs nothing where that is a view, as in `KVCache`.
+    A cache without `gather_runs` gathers, which costs nothing where that is a view, as in `KVCache`.
     """
-    runs = getattr(cache, "runs", None)
+    runs = getattr(cache, "gather_runs", None)
     return tiled(q, [cache.gather(layer)] if runs is None else runs(layer))
 
 
 def runs_of(cache: Any, seq_id: int, layer: int) -> Sequence[Run]:
-    """K and V of one layer of one sequence, in position order: one pair of views for each run of blocks.
+    """K and V of one layer of one sequence of a paged cache, in position order, a pair for each run.
 
-    Views are read-only, `[G, n_i, D]`, and valid until the next call that changes the cache. A cache that has
-    no `runs` of its own, and no pool that is known here, gathers.
+    Read-only views `[G, n_i, D]` where the cache has `gather_runs`; one run, gathered, where it has not.
     """
-    if hasattr(cache, "runs"):
-        own: Sequence[Run] = cache.runs(seq_id, layer)
-        return own
-    if not hasattr(cache, "_k"):
-        return [cache.gather(seq_id, layer)]
-    table, lens = cache._live(seq_id)
-    left, size = lens[as_layer(layer, cache.n_layers)], cache.block_size
-    if not left:
-        return []
-    table = table[: -(-left // size)]
-    k, v = cache._k[layer], cache._v[layer]
-    k.flags.writeable = v.flags.writeable = False  # and so are their slices
-    first, last = table[0], table[-1] + 1
-    alone = table == [*range(first, last)]  # the common case, told faster than by a loop
-    found = []
-    for a, b in [(first, last)] if alone else neighbours(table):
-        slots = slice(a * size, min(b * size, a * size + left))
-        found.append((k[:, slots], v[:, slots]))
-        left -= slots.stop - slots.start
-    return found
+    own = getattr(cache, "gather_runs", None)
+    return [cache.gather(seq_id, layer)] if own is None else own(seq_id, layer)
 
 
 def dense(q: Array, k: NDArray[Any], v: NDArray[Any]) -> Array:

@@ -63,8 +63,8 @@ class PagedSequence:
         """`gather` of the paged cache."""
         return self.cache.gather(self.seq_id, layer)
 
-    def runs(self, layer: int) -> Sequence[Run]:
-        """`runs` of the paged cache; one run, gathered, of a cache that has none."""
+    def gather_runs(self, layer: int) -> Sequence[Run]:
+        """`gather_runs` of the paged cache; one run, gathered, of a cache that has none."""
         return runs_of(self.cache, self.seq_id, layer)
 
     def seq_len(self, layer: int = 0) -> int:
