@@ -255,6 +255,18 @@ def test_scores_far_apart_neither_overflow_nor_lose_the_highest(way: Attention) 
         np.testing.assert_array_equal(result, np.full((1, 1, 2), 49.0 if stop > start else 0.0))
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("at", [0, 2, 4])
+def test_a_tile_without_any_weight_changes_nothing(way: Attention, at: int) -> None:
+    k, v = np.ones((1, 6, 2)), np.arange(6.0)[None, :, None].repeat(2, 2)
+    k[:, at : at + 2] = -np.inf
+    cache = KVCache(6, 2, 1, 2)
+    cache.append(LAYER, k, v)
+    with small(2, 0):
+        result = way(np.ones((1, 1, 2), np.float32), cache, LAYER)
+    np.testing.assert_allclose(result, np.delete(v, [at, at + 1], 1).mean(axis=1, keepdims=True), rtol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", ["<f2", ">f2", "f4", "f8"])
 def test_a_contiguous_cache_of_any_dtype(dtype: str) -> None:
     rng = np.random.default_rng(0)
