@@ -14,6 +14,7 @@ planted bugs a random program finds: layers must be appended to unevenly, and fo
 
 import sys
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,6 +28,7 @@ from tinyllm.testing.laws import LawBroken, Place
 from tinyllm.testing.profiles import current_profile
 from tinyllm.testing.run import Run
 from tinyllm.testing.trace import FORMS, Op
+from tinyllm.testing.watch import NotReturned
 
 IDS = range(4)  # few, so that ids are used again
 BLOCKS = (2, 9)  # tiny pools fill up, and what is freed is soon used again
@@ -71,6 +73,24 @@ def _some_unused(machine: "CacheMachine") -> bool:
     return len(machine.run.oracle.tables) < len(IDS)
 
 
+class Stopped(BaseException):
+    """A call had to be stopped: `broken` says so."""
+
+    def __init__(self, broken: LawBroken) -> None:
+        super().__init__(broken)
+        self.broken = broken
+
+
+class _Run(Run):
+    def _told(self, act: Callable[[], None]) -> None:
+        try:
+            super()._told(act)
+        except LawBroken as broken:
+            if isinstance(broken.__cause__, NotReturned):
+                raise Stopped(broken) from None
+            raise
+
+
 class CacheMachine(RuleBasedStateMachine):
     """Random programs on one cache. Override `make_cache`; the reference is the default."""
 
@@ -84,7 +104,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.run = Run(self.factory or self._made, self.broken)
+        self.run = _Run(self.factory or self._made, self.broken)
         self._raised = sys.exc_info()[1]
 
     def _made(self, *sizes: int) -> PagedCache:

@@ -11,10 +11,11 @@ from typing import Any
 from tinyllm.testing import laws, trace
 from tinyllm.testing.contract import Config, Factory, PagedCache, capabilities
 from tinyllm.testing.laws import JUNK, LawBroken, Sharing, Step, View
-from tinyllm.testing.look import LAW_OF, attempt, look, named, scribble
+from tinyllm.testing.look import LAW_OF, Answer, attempt, image, look, named, scribble
 from tinyllm.testing.oracle import Oracle
 from tinyllm.testing.story import tell
 from tinyllm.testing.trace import FORMS, NotOffered, Op, TraceError, parse
+from tinyllm.testing.watch import NotReturned
 
 CHECKS: dict[Callable[[Step, Oracle], None], frozenset[str]] = {
     laws.check_lengths: frozenset(),
@@ -40,6 +41,7 @@ class Run:
         self.refused = False  # the last line was
         self._cache: PagedCache | None = None
         self._step: Step | None = None
+        self._answers: list[Answer] = []
         self._scalars = 0
         self._cost = 0  # of what was done since the cache was last looked at
         self.start(Config(1, 1, 1, 1, 1))
@@ -177,7 +179,7 @@ class Run:
         self._cost += price
         if self.closed or self._in_step(op):
             return
-        before, self.view = self.view, look(self._cache, self.oracle, self.offers)
+        before, self.view = self.view, look(self._cache, self.oracle, self.offers, self._answers)
         seq = None
         if op.name not in {"new", "stats"}:
             seq = int(op.args[-1] if op.name == "fork" else op.args[0])
@@ -212,11 +214,12 @@ class Run:
         if raised is None:
             raise LawBroken(law, op.name, f"'{op}'", "it was accepted")
         names = _names(raised)
-        if not names & expected and ("exact-errors" in self.offers or law == 9 or "OutOfBlocks" in names):
+        exact = "exact-errors" in self.offers or law == 9 or "OutOfBlocks" in names
+        if isinstance(raised, NotReturned) or (exact and not names & expected):
             raise LawBroken(law, op.name, f"'{op}'", named(raised)) from raised
         if self.closed or op.name == "new":
             return
-        before, self.view = self.view, look(self._cache, self.oracle, self.offers)
+        before, self.view = self.view, look(self._cache, self.oracle, self.offers, self._answers)
         laws.check_unchanged(before, self.view, f"'{op}'")
 
     def _call(self, op: Op) -> BaseException | None:
@@ -224,13 +227,14 @@ class Run:
         if op.name == "append":
             k, v = trace.values(op, self._scalars, self.config)
             given = FORMS[op.form].make(k, v) if op.form else (k, v)
-            try:
-                return self._raises(
-                    lambda cache: cache.append(op.args[0], op.args[1], *given), op.data is not None
-                )
-            finally:
-                for array in given:
-                    scribble(array, JUNK)
+            left = image(given[0]), image(given[1])
+            strict = Warning if op.data is not None else RuntimeWarning
+            error = self._raises(lambda cache: cache.append(op.args[0], op.args[1], *given), strict)
+            if (image(given[0]), image(given[1])) != left:
+                raise LawBroken(12, "arguments", f"'{op}' leaves K and V as they were", "it wrote into them")
+            for array in given:
+                scribble(array, JUNK)
+            return error
         if op.name == "new":
             return self._new(op)
         method = {"add": "add_seq", "table": "block_table", "len": "seq_len"}.get(op.name, op.name)
@@ -242,11 +246,13 @@ class Run:
             self._cache, self.closed = cache, False
         return error
 
-    def _raises(self, call: Callable[[Any], Any], strict: bool = False) -> BaseException | None:
-        """The error of a call; with `strict` a warning is one too, since rounding never warns (law 3)."""
+    def _raises(
+        self, call: Callable[[Any], Any], strict: type[Warning] | None = None
+    ) -> BaseException | None:
+        """The error of a call; a warning of the class `strict` is one too: rounding never warns (law 3)."""
         with warnings.catch_warnings():
             if strict:
-                warnings.simplefilter("error")
+                warnings.simplefilter("error", strict)
             return attempt(lambda: call(self._cache))[1]
 
     def _tell_oracle(self, op: Op) -> None:
