@@ -110,7 +110,7 @@ CASES = {
     "wrong_manners:ClosesOnce": ("use after close", 14),
     "wrong_manners:WithoutClose": ("use after close", 14),
     "wrong_manners:WithoutFork": ("uneven layers", 7),
-    "wrong_caches:CountsReferencesInAByte": ("256 forks of one block", 8),
+    "wrong_caches:CountsReferencesInAByte": ("70,000 forks of one block", 8),
     "wrong_caches:NumbersBlocksInAShort": ("32,776 blocks", 7),
 }
 

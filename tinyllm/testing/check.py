@@ -19,7 +19,7 @@ from tinyllm.testing.machine import CacheMachine, Stopped, shard
 from tinyllm.testing.profiles import profile
 from tinyllm.testing.shrink import shorten
 from tinyllm.testing.trace import NotOffered
-from tinyllm.testing.watch import Watch, Watched, watched
+from tinyllm.testing.watch import Watch, Watched, watch_over, watched
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Check(NamedTuple):
 
 def checks(factory: Factory, machine: type[CacheMachine], settings: Settings) -> list[Check]:
     """All checks in order, to be run one by one; `machine` counts its programs in its `tally`."""
-    watch = Watch()
+    watch = watch_over(factory)
 
     def entry(name: str) -> Check:
         return Check("catalogue", name, lambda: run_entry(factory, name, watch))
@@ -71,13 +71,13 @@ def run_entry(factory: Factory, name: str, watch: Watch | None = None) -> None:
         return Watched(watched(lambda: factory(*sizes)))
 
     make.capabilities = capabilities(factory)  # type: ignore[attr-defined]
-    with watch or Watch():
+    with watch or watch_over(factory):
         CATALOGUE[name].test(make)
 
 
 def run_directed(factory: Factory, name: str, watch: Watch | None = None) -> None:
     """One directed case. Raises LawBroken with the shortest program found, or NotOffered."""
-    with watch or Watch():
+    with watch or watch_over(factory):
         try:
             DIRECTED[name](factory)
         except LawBroken as broken:
@@ -89,7 +89,7 @@ def run_machine(
 ) -> None:
     """The machine under `settings`. Raises LawBroken alone, with the shortest program found."""
     quiet = Settings(settings, verbosity=Verbosity.quiet, report_multiple_bugs=False)
-    with watch or Watch():
+    with watch or watch_over(factory):
         try:
             run_state_machine_as_test(machine, settings=quiet)
         except Stopped as stopped:

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 
-LIMIT = 20.0  # seconds: longer than an engine behind a pipe is waited for
+LIMIT = 15.0  # seconds: longer than an engine behind a pipe is waited for
 HURRY = 20  # once a call has not returned, others are waited for this much shorter: the verdict is settled
 TICK = 0.25  # seconds between two looks
 INSIST = 0.01  # and once the limit is over: a loop that catches everything is hit in its handler at last
@@ -25,6 +25,11 @@ _calls = 0
 
 class NotReturned(BaseException):
     """A call has taken too long, and was stopped."""
+
+
+def watch_over(factory: Any) -> "Watch":
+    """A watch for the caches of a factory, which may know that they need more time."""
+    return Watch(max(LIMIT, getattr(factory, "patience", 0.0)))
 
 
 def watched(call: Callable[[], T]) -> T:
@@ -37,7 +42,7 @@ def watched(call: Callable[[], T]) -> T:
 class Watch:
     """Limits every watched call inside its `with` blocks. An alarm that the caller has set still rings."""
 
-    def __init__(self, limit: float = LIMIT) -> None:
+    def __init__(self, limit: float) -> None:
         self.limit = limit
         self._depth = 0
 
