@@ -157,7 +157,7 @@ def _forms() -> str:
     lines = [
         "new 110 2 2 2 3",
         "add 0",
-        "append 0 1 90",
+        "append 0 1 175",
     ]  # so much that k is odd, and above 1024, now and then
     for name, form in FORMS.items():
         end = f" as {name}" + (f" ! {form.refusal}" if form.refusal else "")

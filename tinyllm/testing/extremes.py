@@ -149,15 +149,15 @@ def other_integers(factory: Factory) -> None:
         cache.holds(3, i, [10 * i + 1, 10 * i + 2, 10 * i + 3], 1)
         cache.holds(3, kind(i), [10 * i + 1, 10 * i + 2, 10 * i + 3], kind(0))
     if alone:
-        cache.append(1, 50, 1)
-    if (found := cache("seq_len", 1)) != 3 + alone:
-        raise LawBroken(4, "lengths", f"seq_len(1) == {3 + alone}, the length of layer 0", shown(found))
+        cache.append(1, 50, 2, 1)
+    if (found := cache("seq_len", 1)) != 3:
+        raise LawBroken(4, "lengths", "seq_len(1) == 3, the length of layer 0", shown(found))
     if "block-tables" in cache.offers and len(cache("block_table", np.int64(2))) != 2:
         raise LawBroken(2, "table length", "2 blocks in the table of sequence 2", "another number")
     cache("free", np.int64(0))
     if "fork" in cache.offers:
         cache("fork", np.int64(1), np.int64(0))
-        cache.holds(7, 0, [11, 12, 13], 1)
+        cache.holds(7, 0, [11, 12, 13])
     one = np.ones((1, 1, 1), np.float32)
     wrong: list[Any] = [None, "1", b"1", (1,), [1], {}, 1j, np.float64(1)]
     for bad in wrong:
@@ -174,7 +174,7 @@ def other_integers(factory: Factory) -> None:
             *([("block_table", (bad,))] if "block-tables" in cache.offers else []),
         ):
             _refused(cache, method, args)
-    cache.holds(10, 1, [11, 12, 13], 1)
+    cache.holds(10, 1, [11, 12, 13])
 
 
 def _refused(cache: _Asked, method: str, args: tuple[Any, ...]) -> None:
@@ -364,7 +364,10 @@ def _used(factory: Factory, *, closed: bool) -> weakref.ref[Any] | None:
     cache = _Asked(factory, 4, 2, 1, 1, 1)
     cache("add_seq", 0)
     cache.append(0, 1, 3)
-    cache("gather", 0, 0)
+    reads = {"gather": (0, 0), "seq_len": (0, 0), "block_table": (0,), "stats": (), "__repr__": ()}
+    for method, args in reads.items():
+        with contextlib.suppress(Exception):
+            getattr(cache.cache, method)(*args)
     big = np.ones((1, 9, 1), np.float32)
     with contextlib.suppress(Exception):
         cache.cache.append(0, 0, big, big)
