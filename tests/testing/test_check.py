@@ -145,6 +145,7 @@ PLAIN = {
     "wrong_manners:EntersWhenClosed": ("with", 14),
     "wrong_manners:ClosesOnceInWith": ("with", 14),
     "wrong_manners:HalfAWith": ("with", 14),
+    "wrong_manners:CountsAfterClose": ("every call after close", 14),
     "wrong_manners:KeepsItsPool": ("memory after close", 14),
     "wrong_manners:InACycle": ("garbage collection", 14),
     "wrong_manners:KeepsItsLastError": ("garbage collection", 14),

@@ -257,6 +257,15 @@ class KeepsItsPool(PagedKVCache):
         self._kept = np.ones(self._k.shape, np.float32)
 
 
+class CountsAfterClose(PagedKVCache):
+    def num_free_blocks(self) -> int:
+        return 0 if self._closed else super().num_free_blocks()
+
+    def stats(self) -> dict[str, int]:
+        self._check_open()
+        return super().stats()
+
+
 class InACycle(PagedKVCache):
     def __init__(self, *sizes: int) -> None:
         super().__init__(*sizes)

@@ -254,6 +254,7 @@ DIRECTED: dict[str, Callable[[Factory], None]] = {
     "two caches at once": extremes.two_caches,
     "other integers": extremes.other_integers,
     "other arrays": extremes.other_arrays,
+    "every call after close": extremes.closed,
     "representation": extremes.representation,
     "with": extremes.context,
     "memory after close": extremes.memory,

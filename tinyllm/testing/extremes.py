@@ -242,6 +242,31 @@ def other_arrays(factory: Factory) -> None:
                 )
 
 
+def closed(factory: Factory) -> None:
+    """Law 14: every call of a closed cache is refused, whatever was in it."""
+    cache = _Asked(factory, 4, 2, 1, 1, 1)
+    cache("add_seq", 0)
+    cache.append(0, 1, 3)
+    cache("close")
+    one = np.ones((1, 1, 1), np.float32)
+    calls: dict[str, tuple[Any, ...]] = {
+        "add_seq": (0,),
+        "append": (0, 0, one, one),
+        "seq_len": (0,),
+        "gather": (0, 0),
+        "free": (0,),
+        **({"fork": (0, 1)} if "fork" in cache.offers else {}),
+        **({"block_table": (0,)} if "block-tables" in cache.offers else {}),
+        **({"stats": (), "num_free_blocks": ()} if "counts" in cache.offers else {}),
+    }
+    right = ValueError if "exact-errors" in cache.offers else Exception
+    for method, args in calls.items():
+        error = attempt(lambda: getattr(cache.cache, method)(*args))[1]  # noqa: B023 - called at once
+        if not isinstance(error, right):
+            found = "it was accepted" if error is None else named(error)
+            raise LawBroken(14, method, f"{_call(method, args)} after close raises ValueError", found)
+
+
 def representation(factory: Factory) -> None:
     """Law 14: `repr` never raises, whatever state the cache is in."""
     cache = _Asked(factory, 4, 2, 1, 1, 1)
