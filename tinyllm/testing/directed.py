@@ -5,6 +5,7 @@ argument, every form of array, the edges of float16, use after close. What no pr
 take too long as one, is asked in plain calls by `extremes.py`.
 """
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -226,7 +227,8 @@ def _forks(factory: Factory) -> None:
 
 def _program(text: str) -> Callable[[Factory], None]:
     def case(factory: Factory) -> None:
-        replay(factory, text)
+        for part in re.split(r"^(?=new )", text, flags=re.MULTILINE):
+            replay(factory, part)  # a program of its own each, so that what is told is short
 
     return case
 
