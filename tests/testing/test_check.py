@@ -123,6 +123,8 @@ CASES = {
     "wrong_caches:StretchesV": ("forms of arrays", 15),
     "wrong_caches:RoundsLate": ("special values", 3),
     "wrong_caches:ForksOfForks": ("a chain of forks", 7),
+    "wrong_caches:EvictsAnother": ("refused appends", 10),
+    "wrong_caches:FourHoldersAreNone": ("a chain of forks", 8),
     "wrong_caches:ThirtyLayers": ("large sizes", 3),
     "wrong_caches:SixtyFourHeads": ("large sizes", 3),
     "wrong_caches:NumbersSlotsInAByte": ("large sizes", 3),

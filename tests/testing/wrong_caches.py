@@ -419,6 +419,34 @@ class ForksOfForks(PagedKVCache):
             self._seqs[child].lens[:] = [0] * self.n_layers
 
 
+class EvictsAnother(PagedKVCache):
+    """Makes room for the next attempt."""
+
+    def append(self, seq_id: int, layer: int, k: Any, v: Any) -> None:
+        try:
+            super().append(seq_id, layer, k, v)
+        except OutOfBlocks:
+            others = [other for other in self._seqs if other != seq_id]
+            if others:
+                self.free(others[0])
+            raise
+
+
+class FourHoldersAreNone(PagedKVCache):
+    """Shares a block with three others, and writes into it all the same."""
+
+    def append(self, seq_id: int, layer: int, k: Any, v: Any) -> None:
+        table = self._seqs[seq_id].table if seq_id in self._seqs else []
+        four = [block for block in table if self._refs[block] == 4]
+        for block in four:
+            self._refs[block] = 1
+        try:
+            super().append(seq_id, layer, k, v)
+        finally:
+            for block in four:
+                self._refs[block] = 4
+
+
 class OnePoolForAll(PagedKVCache):
     _pools: ClassVar[dict[tuple[int, ...], Any]] = {}
 

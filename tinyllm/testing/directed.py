@@ -149,6 +149,28 @@ free 3
 free 5
 free 1
 append 4 0 38
+new 12 2 1 1 1         # ten holders of a block, of which one after another writes
+add 0
+append 0 0 1
+fork 0 1
+fork 0 2
+fork 0 3
+fork 0 4
+fork 0 5
+fork 0 6
+fork 0 7
+fork 0 8
+fork 0 9
+append 3 0 1
+append 0 0 1
+append 9 0 1
+append 5 0 1
+append 1 0 1
+append 2 0 1
+append 4 0 1
+append 8 0 1
+append 7 0 1
+append 6 0 1
 """
 IDS = [-1, -2, 2**61 - 1, 2**31, 2**32, 2**63, 2**64, -(2**63) - 1, 1024, 65536, 10**9]
 """Those that do not fit into a machine word, and those that wrap around, or hash, to others."""

@@ -219,7 +219,14 @@ class Run:
             raise LawBroken(law, op.name, f"'{op}'", named(raised)) from raised
         if self.closed or op.name == "new":
             return
-        before, self.view = self.view, look(self._cache, self.oracle, self.offers, self._answers)
+        before = self.view
+        try:
+            self.view = look(self._cache, self.oracle, self.offers, self._answers)
+        except LawBroken as broken:
+            if broken.law == 12 or isinstance(broken.__cause__, NotReturned):
+                raise
+            due = f"{broken.expected} after the refused '{op}'"
+            raise LawBroken(10, "unchanged", due, broken.found) from broken.__cause__
         laws.check_unchanged(before, self.view, f"'{op}'")
 
     def _call(self, op: Op) -> BaseException | None:
