@@ -53,18 +53,18 @@ struct Cache {
     v: Vec<u16>,
     refs: Vec<u32>,   // how many tables hold each block [6]
     free: Vec<usize>, // a stack: what was freed last goes out next
-    seqs: HashMap<i64, Sequence>,
+    seqs: HashMap<i128, Sequence>,
     bug: String,
 }
 
 impl Cache {
-    fn new(sizes: [i64; 5], bug: &str) -> Outcome<Cache> {
+    fn new(sizes: [i128; 5], bug: &str) -> Outcome<Cache> {
         for (name, size) in ["num_blocks", "block_size", "n_layers", "n_kv_heads", "d_head"].iter().zip(sizes) {
             if size < 1 {
                 return refuse("ValueError", format!("{name} is {size}; it must be at least 1"));
             }
         }
-        if sizes[0] > i32::MAX as i64 {
+        if sizes[0] > i32::MAX as i128 {
             return refuse("ValueError", format!("num_blocks is {}; it must be at most {}", sizes[0], i32::MAX));
         }
         let [num_blocks, block_size, layers, heads, dims] = sizes.map(|size| size as usize);
@@ -85,14 +85,14 @@ impl Cache {
     }
 
     /// Start an empty sequence; takes no block [13].
-    fn add(&mut self, id: i64) -> Outcome<()> {
+    fn add(&mut self, id: i128) -> Outcome<()> {
         self.unused(id)?;
         self.seqs.insert(id, Sequence { table: Vec::new(), lens: vec![0; self.layers] });
         Ok(())
     }
 
     /// Start `child` as an equal of `parent`, sharing its blocks; takes no block [7, 13].
-    fn fork(&mut self, parent: i64, child: i64) -> Outcome<()> {
+    fn fork(&mut self, parent: i128, child: i128) -> Outcome<()> {
         let Sequence { table, lens } = self.live(parent)?;
         let copy = Sequence { table: table.clone(), lens: lens.clone() };
         self.unused(child)?;
@@ -106,7 +106,7 @@ impl Cache {
     }
 
     /// Add `tokens` positions to one layer; K and V are [heads, tokens, dims]. All or nothing [1-4, 8-10].
-    fn append(&mut self, id: i64, layer: i64, tokens: i64, k: &[f32], v: &[f32]) -> Outcome<()> {
+    fn append(&mut self, id: i128, layer: i128, tokens: i128, k: &[f32], v: &[f32]) -> Outcome<()> {
         let Sequence { table, lens } = self.live(id)?;
         let layer = self.layer(layer)?;
         if tokens < 1 {
@@ -178,12 +178,12 @@ impl Cache {
     }
 
     /// How many positions the layer holds [4].
-    fn len(&self, id: i64, layer: i64) -> Outcome<usize> {
+    fn len(&self, id: i128, layer: i128) -> Outcome<usize> {
         Ok(self.live(id)?.lens[self.layer(layer)?])
     }
 
     /// The number of positions, and all K and V of the layer, [heads, positions, dims] [3].
-    fn gather(&self, id: i64, layer: i64) -> Outcome<(usize, Vec<u16>, Vec<u16>)> {
+    fn gather(&self, id: i128, layer: i128) -> Outcome<(usize, Vec<u16>, Vec<u16>)> {
         let mut len = self.len(id, layer)?;
         if self.bug == "whole-blocks" {
             len = len.div_ceil(self.block_size) * self.block_size;
@@ -201,7 +201,7 @@ impl Cache {
     }
 
     /// Drop a sequence: blocks that no other table holds are free again, and so is its id [6, 13].
-    fn drop_seq(&mut self, id: i64) -> Outcome<()> {
+    fn drop_seq(&mut self, id: i128) -> Outcome<()> {
         self.live(id)?;
         let mut table = self.seqs.remove(&id).unwrap().table;
         if self.bug == "leak" {
@@ -216,20 +216,20 @@ impl Cache {
         Ok(())
     }
 
-    fn live(&self, id: i64) -> Outcome<&Sequence> {
+    fn live(&self, id: i128) -> Outcome<&Sequence> {
         let text = || format!("sequence {id} is not one of the {} live ones", self.seqs.len());
         self.seqs.get(&id).ok_or_else(|| Refusal("KeyError", text()))
     }
 
-    fn unused(&self, id: i64) -> Outcome<()> {
+    fn unused(&self, id: i128) -> Outcome<()> {
         match self.seqs.contains_key(&id) {
             true => refuse("ValueError", format!("sequence {id} is live; its id can be used once it is freed")),
             false => Ok(()),
         }
     }
 
-    fn layer(&self, layer: i64) -> Outcome<usize> {
-        match (0..self.layers as i64).contains(&layer) {
+    fn layer(&self, layer: i128) -> Outcome<usize> {
+        match (0..self.layers as i128).contains(&layer) {
             true => Ok(layer as usize),
             false => refuse("IndexError", format!("layer {layer} is outside [0, {})", self.layers)),
         }
@@ -338,10 +338,10 @@ fn numbers(all: &[usize]) -> String {
 }
 
 /// A word as an integer; what is none is a TypeError [15].
-fn integer(word: &str) -> Outcome<i64> {
+fn integer(word: &str) -> Outcome<i128> {
     word.parse().or_else(|error: std::num::ParseIntError| match error.kind() {
         IntErrorKind::PosOverflow | IntErrorKind::NegOverflow => {
-            refuse("ValueError", format!("{word} is beyond the 64 bits of this engine"))
+            refuse("ValueError", format!("{word} is beyond the 128 bits of this engine"))
         }
         _ => refuse("TypeError", format!("{word:?} is no integer")),
     })

@@ -1,5 +1,6 @@
 """Caches that keep every law and are built in another way: the kit must have nothing against them."""
 
+import operator
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,7 @@ class Naive:
 
     def __init__(self, num_blocks: int, block_size: int, n_layers: int, n_kv_heads: int, d_head: int) -> None:
         for size in (num_blocks, block_size, n_layers, n_kv_heads, d_head):
-            if not isinstance(size, int):
-                raise TypeError(f"{size} is no int")
-            if size < 1:
+            if operator.index(size) < 1:
                 raise ValueError(f"{size} is too small")
         self.total, self.size = num_blocks, block_size
         self.shape = (n_layers, block_size, n_kv_heads, d_head, 2)  # token-major, K and V together
@@ -42,9 +41,8 @@ class Naive:
     def open(self, seq: Any = 0, layer: Any = 0) -> None:
         if self.is_closed:
             raise ValueError("closed")
-        if not isinstance(seq, int) or not isinstance(layer, int):
-            raise TypeError("not an int")
-        if not 0 <= layer < self.shape[0]:
+        operator.index(seq)
+        if not 0 <= operator.index(layer) < self.shape[0]:
             raise IndexError(layer)
 
     def known(self, seq: Any, layer: Any = 0) -> None:

@@ -9,6 +9,7 @@ from hypothesis import Phase, settings
 
 from tinyllm.infer.paged import PagedKVCache
 from tinyllm.testing import check as check_module
+from tinyllm.testing.catalogue import CATALOGUE
 from tinyllm.testing.check import check_cache
 from tinyllm.testing.contract import CAPABILITIES
 from tinyllm.testing.directed import DIRECTED
@@ -51,10 +52,11 @@ def planted(file: str, name: str, *edits: tuple[str, str]) -> Any:
 )
 def test_an_example_passes_and_what_it_lacks_is_reported(example: tuple[str, str], lacks: set[str]) -> None:
     report = check_cache(planted(*example), settings=FEW)
+    cases = len([name for name in DIRECTED if not name[0].isdigit()])
     assert {line.partition(":")[0] for line in report.not_checked} >= lacks
     missing = [line for line in report.not_checked if line.partition(":")[0] in CAPABILITIES]
     assert len(missing) == len(lacks)
-    assert len(report.checked) + len(report.not_checked) == 20 + len(lacks)
+    assert len(report.checked) + len(report.not_checked) == len(CATALOGUE) + cases + 1 + len(lacks)
     assert "machine: random programs" in report.checked
 
 

@@ -91,6 +91,12 @@ WRONG = {
     "wrong_manners:WithoutStats": 5,
     "wrong_manners:WithoutGather": 3,
     "wrong_manners:WithoutTable": 1,
+    "wrong_caches:ReusesItsAnswers": 12,
+    "wrong_caches:ReadOnlyTableOfItsOwn": 12,
+    "wrong_caches:CountsHandedOut": 12,
+    "wrong_caches:WritesIntoItsArguments": 12,
+    "wrong_caches:NegativeCounts": 5,
+    "wrong_manners:FailsWithoutWords": 9,
 }
 
 
@@ -120,9 +126,51 @@ CASES = {
     "wrong_manners:ClosesOnce": ("use after close", 14),
     "wrong_manners:WithoutClose": ("use after close", 14),
     "wrong_manners:WithoutFork": ("uneven layers", 7),
-    "wrong_caches:CountsReferencesInAByte": ("256 forks of one block", 8),
+    "wrong_caches:CountsReferencesInAByte": ("70,000 forks of one block", 8),
     "wrong_caches:NumbersBlocksInAShort": ("32,776 blocks", 7),
+    "wrong_caches:SwapsBytes": ("forms of arrays", 3),
+    "wrong_caches:RoundsTwice": ("forms of arrays", 3),
+    "wrong_caches:StretchesV": ("forms of arrays", 15),
+    "wrong_caches:RoundsLate": ("special values", 3),
+    "wrong_caches:ForksOfForks": ("a chain of forks", 7),
+    "wrong_caches:EvictsAnother": ("refused appends", 10),
+    "wrong_caches:FourHoldersAreNone": ("a chain of forks", 8),
+    "wrong_caches:ThirtyLayers": ("large sizes", 3),
+    "wrong_caches:SixtyFourHeads": ("large sizes", 3),
+    "wrong_caches:NumbersSlotsInAByte": ("large sizes", 3),
+    "wrong_caches:LengthInHalf": ("large sizes", 4),
+    "wrong_manners:RefusesNegativeIds": ("strange ids", 13),
+    "wrong_manners:WrapsIds": ("strange ids", 1),
+    "wrong_manners:TakesWholeFloats": ("wrong arguments", 15),
 }
+
+PLAIN = {
+    "wrong_caches:CountsReferencesInAShort": ("70,000 forks of one block", 7),
+    "wrong_caches:OnePoolForAll": ("two caches at once", 7),
+    "wrong_caches:TellsKFromVByName": ("other arrays", 3),
+    "wrong_manners:RefusesNumpyIds": ("other integers", 3),
+    "wrong_manners:LengthOfTheLongest": ("other integers", 4),
+    "wrong_manners:CannotTellOnceClosed": ("representation", 14),
+    "wrong_manners:LeavesItselfOpen": ("with", 14),
+    "wrong_manners:SwallowsErrors": ("with", 14),
+    "wrong_manners:EntersNothing": ("with", 14),
+    "wrong_manners:EntersWhenClosed": ("with", 14),
+    "wrong_manners:ClosesOnceInWith": ("with", 14),
+    "wrong_manners:HalfAWith": ("with", 14),
+    "wrong_manners:CountsAfterClose": ("every call after close", 14),
+    "wrong_manners:KeepsItsPool": ("memory after close", 14),
+    "wrong_manners:InACycle": ("garbage collection", 14),
+    "wrong_manners:KeepsItsLastError": ("garbage collection", 14),
+}
+
+
+@pytest.mark.parametrize(("name", "case", "law"), [(name, *rest) for name, rest in PLAIN.items()])
+def test_a_case_in_plain_calls_finds_what_it_is_for(
+    name: str, case: str, law: int, named: Named, breaks: Breaks
+) -> None:
+    broken = breaks(lambda: run_directed(named(name), case))
+    assert (broken.law, broken.trace) == (law, ""), str(broken)
+    assert str(broken).startswith(f"law {law} ({LAWS[law][0]}): expected ")
 
 
 @pytest.mark.parametrize(("name", "case", "law"), [(name, *rest) for name, rest in CASES.items()])
@@ -145,7 +193,10 @@ def test_a_directed_case_finds_what_it_is_for(
 def test_a_cache_that_something_keeps_alive_has_no_program(named: Named, breaks: Breaks) -> None:
     broken = breaks(lambda: run_directed(named("wrong_manners:Immortal"), "garbage collection"))
     assert (broken.law, broken.trace) == (14, "")
-    assert "law 14 (close): expected a cache that nobody holds is collected; found something" in str(broken)
+    assert (
+        "law 14 (close): expected a cache that nobody holds is given back at once; found something keeps it"
+        in str(broken)
+    )
 
 
 def test_every_law_that_others_are_held_to_has_a_wrong_cache_here() -> None:

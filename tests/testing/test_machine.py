@@ -72,7 +72,9 @@ def test_the_walk_reaches_every_move_form_and_refusal(walked: list[list[str]]) -
     lines = [line for program in walked for line in program]
     words = Counter(line.split()[0] for line in lines)
     assert {"new", "add", "fork", "append", "free", "close", "table", "len", "gather"} <= words.keys()
-    assert {line.split(" as ")[1].split()[0] for line in lines if " as " in line} == set(FORMS)
+    assert {line.split(" as ")[1].split()[0] for line in lines if " as " in line} == {
+        name for name, form in FORMS.items() if form.drawn
+    }
     refused = {line.split("! ")[1] for line in lines if "! " in line}
     assert refused >= {"OutOfBlocks", "ValueError", "KeyError", "IndexError", "TypeError", "Exception"}
     assert any(len(line.split()) == 6 and "as" not in line.split() for line in lines)  # special values

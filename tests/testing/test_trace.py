@@ -76,7 +76,7 @@ WRONG = {
     "add 0 ! Key Error": "! is followed by the name of one error",
     "add 0 ! Key-Error": "! is followed by the name of one error",
     "append 0 0 1 as": "as is followed by one of strided, reversed",
-    "append 0 0 1 as tuple": "as is followed by one of strided, reversed",
+    "append 0 0 1 as set": "as is followed by one of strided, reversed",
     "append 0 0 1 as list list": "as is followed by one of strided, reversed",
     "add 0 as list": "add takes sequence",
     "append 0 0 1 0000000 00000000": "'0000000' is not the hex of float32 values",
@@ -210,10 +210,22 @@ def test_a_form_is_what_its_name_says(name: str) -> None:
     made = FORMS[name].make(k.copy(), v.copy())
     if not FORMS[name].refusal:
         for array, plain in zip(made, (k, v), strict=True):
-            np.testing.assert_array_equal(np.asarray(array, np.float32), plain)
+            np.testing.assert_array_equal(np.asarray(array).astype(np.float16), plain)
     facts: dict[str, Callable[[Any], bool]] = {
         "strided": lambda a: a.strides[2] == 2 * a.itemsize,
         "reversed": lambda a: a.strides[1] < 0,
+        "flipped": lambda a: max(a.strides) < 0,
+        "transposed": lambda a: a.strides[0] < a.strides[2] < a.strides[1],
+        "tuple": lambda a: type(a) is type(a[0]) is type(a[0][0]) is tuple,
+        "float64-near": lambda a: a.dtype == np.float64 and (a != a.astype(np.float32)).all(),
+        "int16": lambda a: a.dtype == np.int16,
+        "big-endian": lambda a: a.dtype == ">f4",
+        "mixed": lambda a: a.dtype in {np.dtype(np.float64), np.dtype(np.int32)},
+        "fewer-heads": lambda a: a.shape == (1, 4, 3),
+        "fewer-dims": lambda a: a.shape == (2, 4, 2),
+        "scalar": lambda a: a == 1.0,
+        "ragged": lambda a: a[-1][-1] == [],
+        "none": lambda a: a is None,
         "fortran": lambda a: a.flags.f_contiguous and not a.flags.c_contiguous,
         "readonly": lambda a: not a.flags.writeable,
         "list": lambda a: type(a) is type(a[0]) is type(a[0][0]) is list,
@@ -231,8 +243,12 @@ def test_a_form_is_what_its_name_says(name: str) -> None:
     }
     if name in facts:
         assert all(facts[name](array) for array in made)
-    elif name == "unequal":
+    elif name in {"unequal", "longer-k"}:
         assert made[0].shape != made[1].shape
+    elif not name.startswith("broken"):
+        np.testing.assert_array_equal(made[0], k)
+        assert name.endswith("-v")
+        assert getattr(made[1], "shape", ()) != v.shape or made[1].dtype == np.bool_
     else:
         broken = made["kv".index(name[-1])]
         with pytest.raises(RuntimeError, match="refuses to become an array"):

@@ -285,3 +285,181 @@ class KeepsTheArrays(PagedKVCache):
         pair = super().gather(seq_id, layer)
         kept = self._kept.get((seq_id, layer), pair)
         return tuple(np.array(array, np.float16) for array in kept)
+
+
+class ReusesItsAnswers(PagedKVCache):
+    """What it returned last is overwritten by what it returns next."""
+
+    _buffer = np.zeros((2, 1 << 18), np.float16)
+
+    def gather(self, seq_id: int, layer: int) -> Any:
+        pair = super().gather(seq_id, layer)
+        for flat, array in zip(self._buffer, pair, strict=True):
+            flat[: array.size] = array.ravel()
+        return tuple(flat[: pair[0].size].reshape(pair[0].shape) for flat in self._buffer)
+
+
+class ReadOnlyTableOfItsOwn(PagedKVCache):
+    """Nobody can write into it, but it changes under its reader."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self._shown: dict[int, Any] = {}
+
+    def block_table(self, seq_id: int) -> Any:
+        right = super().block_table(seq_id)
+        whole = self._shown.setdefault(seq_id, np.zeros(self.num_blocks, np.int32))
+        whole[: len(right)] = right
+        shown = whole[: len(right)]
+        shown.flags.writeable = False
+        return shown
+
+
+class CountsHandedOut(PagedKVCache):
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self._counts = super().stats()
+
+    def stats(self) -> dict[str, int]:
+        right = super().stats()
+        self._counts["free"], self._counts["used"] = right["free"], right["used"]
+        return self._counts
+
+
+class NegativeCounts(PagedKVCache):
+    def stats(self) -> dict[str, int]:
+        right = super().stats()
+        return right | {"free": right["free"] + 1, "cached": -1}
+
+
+class WritesIntoItsArguments(PagedKVCache):
+    def append(self, seq_id: int, layer: int, k: Any, v: Any) -> None:
+        super().append(seq_id, layer, k, v)
+        if isinstance(k, np.ndarray) and k.flags.writeable:
+            k *= 2
+
+
+class SwapsBytes(PagedKVCache):
+    """Takes every byte order for its own."""
+
+    def append(self, seq_id: int, layer: int, k: Any, v: Any) -> None:
+        if isinstance(k, np.ndarray) and k.dtype.byteorder == ">":
+            k = k.view(k.dtype.newbyteorder("<"))
+        super().append(seq_id, layer, k, v)
+
+
+class RoundsTwice(PagedKVCache):
+    def append(self, seq_id: int, layer: int, k: Any, v: Any) -> None:
+        if getattr(k, "dtype", None) == np.float64:
+            with np.errstate(all="ignore"):
+                k = k.astype(np.float32)
+        super().append(seq_id, layer, k, v)
+
+
+class StretchesV(PagedKVCache):
+    """One position of V for all of K: what NumPy would do by itself."""
+
+    def append(self, seq_id: int, layer: int, k: Any, v: Any) -> None:
+        if np.ndim(k) == np.ndim(v) == 3 and np.shape(v)[1] == 1:
+            v = np.repeat(v, np.shape(k)[1], axis=1)
+        super().append(seq_id, layer, k, v)
+
+
+class TellsKFromVByName(PagedKVCache):
+    def append(self, seq_id: int, layer: int, k: Any, v: Any) -> None:
+        super().append(seq_id, layer, k, -v if k is v and isinstance(v, np.ndarray) and v.ndim == 3 else v)
+
+
+class ThirtyLayers(PagedKVCache):
+    def gather(self, seq_id: int, layer: int) -> Any:
+        k, v = super().gather(seq_id, layer)
+        return (k, v) if layer < 30 else (v, k)
+
+
+class SixtyFourHeads(PagedKVCache):
+    def gather(self, seq_id: int, layer: int) -> Any:
+        k, v = super().gather(seq_id, layer)
+        k[64:] = 0
+        return k, v
+
+
+class NumbersSlotsInAByte(PagedKVCache):
+    def gather(self, seq_id: int, layer: int) -> Any:
+        k, v = super().gather(seq_id, layer)
+        slots = np.arange(k.shape[1]) % self.block_size
+        return k[:, np.arange(k.shape[1]) - slots + slots % 256], v
+
+
+class LengthInHalf(PagedKVCache):
+    def seq_len(self, seq_id: int, layer: int = 0) -> int:
+        return int(np.float16(super().seq_len(seq_id, layer)))
+
+
+class CountsReferencesInAShort(PagedKVCache):
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self._refs = np.zeros(self.num_blocks, np.uint16)  # type: ignore[assignment]
+
+
+class ForksOfForks(PagedKVCache):
+    """A fork of a fork of a fork... is empty."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self._depth: dict[int, int] = {}
+
+    def add_seq(self, seq_id: int) -> None:
+        super().add_seq(seq_id)
+        self._depth[seq_id] = 0
+
+    def fork(self, parent: int, child: int) -> None:
+        super().fork(parent, child)
+        self._depth[child] = self._depth[parent] + 1
+        if self._depth[child] > 5:
+            self._seqs[child].lens[:] = [0] * self.n_layers
+
+
+class EvictsAnother(PagedKVCache):
+    """Makes room for the next attempt."""
+
+    def append(self, seq_id: int, layer: int, k: Any, v: Any) -> None:
+        try:
+            super().append(seq_id, layer, k, v)
+        except OutOfBlocks:
+            others = [other for other in self._seqs if other != seq_id]
+            if others:
+                self.free(others[0])
+            raise
+
+
+class FourHoldersAreNone(PagedKVCache):
+    """Shares a block with three others, and writes into it all the same."""
+
+    def append(self, seq_id: int, layer: int, k: Any, v: Any) -> None:
+        table = self._seqs[seq_id].table if seq_id in self._seqs else []
+        four = [block for block in table if self._refs[block] == 4]
+        for block in four:
+            self._refs[block] = 1
+        try:
+            super().append(seq_id, layer, k, v)
+        finally:
+            for block in four:
+                self._refs[block] = 4
+
+
+class OnePoolForAll(PagedKVCache):
+    _pools: ClassVar[dict[tuple[int, ...], Any]] = {}
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self._k, self._v = self._pools.setdefault(tuple(map(int, sizes)), (self._k, self._v))
+
+
+class RoundsLate(PagedKVCache):
+    """Rounds when it is asked, and then warns."""
+
+    def gather(self, seq_id: int, layer: int) -> Any:
+        k, v = super().gather(seq_id, layer)
+        if np.isinf(k).any():
+            np.full(1, 1e9, np.float32).astype(np.float16)
+        return k, v

@@ -232,3 +232,114 @@ WithoutGather = _without("gather")
 WithoutTable = _without("block_table")
 WithoutFork = _without("fork")
 WithoutClose = _without("close")
+
+
+class RefusesNegativeIds(PagedKVCache):
+    def add_seq(self, seq_id: int) -> None:
+        if isinstance(seq_id, int) and seq_id < 0:
+            raise ValueError("negative")
+        super().add_seq(seq_id)
+
+
+class WrapsIds(PagedKVCache):
+    def add_seq(self, seq_id: int) -> None:
+        super().add_seq((seq_id + 2**63) % 2**64 - 2**63 if isinstance(seq_id, int) else seq_id)
+
+
+class RefusesNumpyIds(PagedKVCache):
+    def gather(self, seq_id: int, layer: int) -> Any:
+        if not isinstance(seq_id, int):
+            raise TypeError("no int")
+        return super().gather(seq_id, layer)
+
+
+class TakesWholeFloats(PagedKVCache):
+    def seq_len(self, seq_id: int, layer: int = 0) -> int:
+        return super().seq_len(seq_id, int(layer) if layer == int(layer) else layer)
+
+
+class LengthOfTheLongest(PagedKVCache):
+    """What `seq_len` says where no layer is named."""
+
+    def seq_len(self, seq_id: int, layer: int = 99) -> int:
+        if layer == 99:
+            return max(self._live(seq_id).lens)
+        return super().seq_len(seq_id, layer)
+
+
+class CannotTellOnceClosed(PagedKVCache):
+    def __repr__(self) -> str:
+        return f"<{len(self._seqs)} sequences>"
+
+
+class LeavesItselfOpen(PagedKVCache):
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class SwallowsErrors(PagedKVCache):
+    def __exit__(self, *_: object) -> Any:
+        self.close()
+        return True
+
+
+class EntersNothing(PagedKVCache):
+    def __enter__(self) -> Any:
+        return None
+
+
+class EntersWhenClosed(PagedKVCache):
+    def __enter__(self) -> Any:
+        return self
+
+
+class ClosesOnceInWith(PagedKVCache):
+    def __exit__(self, *_: object) -> None:
+        self._check_open()
+        self.close()
+
+
+class HalfAWith(PagedKVCache):
+    __exit__ = None  # type: ignore[assignment]
+
+
+class KeepsItsPool(PagedKVCache):
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self._kept = np.ones(self._k.shape, np.float32)
+
+
+class CountsAfterClose(PagedKVCache):
+    def num_free_blocks(self) -> int:
+        return 0 if self._closed else super().num_free_blocks()
+
+    def stats(self) -> dict[str, int]:
+        self._check_open()
+        return super().stats()
+
+
+class InACycle(PagedKVCache):
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self._self = self
+
+
+class KeepsItsLastError(PagedKVCache):
+    def append(self, seq_id: int, layer: int, k: Any, v: Any) -> None:
+        try:
+            super().append(seq_id, layer, k, v)
+        except OutOfBlocks as error:
+            self._last = error
+            raise
+
+
+class Unspeakable(Exception):  # noqa: N818 - no error can be worse
+    def __str__(self) -> str:
+        raise RuntimeError("not even that")
+
+
+class FailsWithoutWords(PagedKVCache):
+    def append(self, seq_id: int, layer: int, k: Any, v: Any) -> None:
+        super().append(seq_id, layer, k, v)
+        if self.seq_len(seq_id, layer) == 6:
+            raise Unspeakable

@@ -8,9 +8,12 @@ import time
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mutants.process import Send
+
+if TYPE_CHECKING:
+    from tinyllm.testing.check import Check
 
 STAGES = ("catalogue", "directed", "machine")
 
@@ -58,10 +61,8 @@ def hold(send: Send, impl: str, profile: str, seed: int) -> Held:
     from tinyllm.testing.check import checks  # noqa: PLC0415 - heavy, and not to be loaded by the command line
     from tinyllm.testing.contract import CAPABILITIES, capabilities  # noqa: PLC0415
     from tinyllm.testing.implementation import ImplementationError, load  # noqa: PLC0415
-    from tinyllm.testing.laws import LawBroken  # noqa: PLC0415
     from tinyllm.testing.machine import CacheMachine, shard  # noqa: PLC0415
     from tinyllm.testing.profiles import profile as settings_of  # noqa: PLC0415
-    from tinyllm.testing.trace import NotOffered  # noqa: PLC0415
 
     held = Held()
     try:
@@ -83,19 +84,7 @@ def hold(send: Send, impl: str, profile: str, seed: int) -> Held:
     for check in checks(factory, machine, settings_of(profile)):
         send(Progress(check.kind, check.name))
         started = time.monotonic()
-        problem = ""
-        try:
-            check.run()
-        except NotOffered as needed:
-            held.not_checked += (f"{check.kind}: {check.name} needs {needed}",)
-        except LawBroken as broken:
-            held.law, held.name, held.story, held.trace = broken.law, broken.name, str(broken), broken.trace
-            problem = f"law {broken.law} is broken"
-        except NotImplementedError as error:
-            held.unwritten = _place(error)
-            problem = f"{held.unwritten} is not written yet"
-        except (Exception, SystemExit) as error:
-            problem = f"{type(error).__name__}: {_said(error)}{_line_of(error, impl)}"
+        problem = _problem(check, held, impl)
         done = Progress(check.kind, check.name, time.monotonic() - started, problem)
         send(done)
         if problem:
@@ -106,9 +95,34 @@ def hold(send: Send, impl: str, profile: str, seed: int) -> Held:
     return held
 
 
+def _problem(check: "Check", held: Held, impl: str) -> str:
+    """Run one check; what it found, in a few words, and in `held` at length."""
+    from tinyllm.testing.laws import LawBroken  # noqa: PLC0415
+    from tinyllm.testing.trace import NotOffered  # noqa: PLC0415
+
+    try:
+        check.run()
+    except NotOffered as needed:
+        held.not_checked += (f"{check.kind}: {check.name} needs {needed}",)
+    except LawBroken as broken:
+        held.law, held.name, held.story, held.trace = broken.law, broken.name, str(broken), broken.trace
+        return f"law {broken.law} is broken"
+    except NotImplementedError as error:
+        held.unwritten = _place(error)
+        return f"{held.unwritten} is not written yet"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the panic of a Rust engine, or a call that was stopped
+        return f"{type(error).__name__}: {_said(error)}{_line_of(error, impl)}"
+    return ""
+
+
 def _said(error: BaseException) -> str:
     """Its message on one line; of a bare assertion, the line that asserts."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    try:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    except Exception:
+        return "its message cannot be read"
     return " ".join(lines[:6])[:200] or traceback.extract_tb(error.__traceback__)[-1].line or ""
 
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hypothesis import Verbosity
 from hypothesis import settings as Settings  # noqa: N812 - a class, whatever its case
@@ -14,10 +14,12 @@ from tinyllm.testing.catalogue import CATALOGUE
 from tinyllm.testing.contract import CAPABILITIES, Factory, capabilities
 from tinyllm.testing.directed import DIRECTED
 from tinyllm.testing.laws import LawBroken
-from tinyllm.testing.machine import CacheMachine, shard
+from tinyllm.testing.look import named
+from tinyllm.testing.machine import CacheMachine, Stopped, shard
 from tinyllm.testing.profiles import profile
 from tinyllm.testing.shrink import shorten
 from tinyllm.testing.trace import NotOffered
+from tinyllm.testing.watch import Watch, Watched, watch_over, watched
 
 
 @dataclass(frozen=True)
@@ -45,48 +47,61 @@ class Check(NamedTuple):
 
 def checks(factory: Factory, machine: type[CacheMachine], settings: Settings) -> list[Check]:
     """All checks in order, to be run one by one; `machine` counts its programs in its `tally`."""
+    watch = watch_over(factory)
 
     def entry(name: str) -> Check:
-        return Check("catalogue", name, lambda: run_entry(factory, name))
+        return Check("catalogue", name, lambda: run_entry(factory, name, watch))
 
     def case(name: str) -> Check:
-        return Check("directed", name, lambda: run_directed(factory, name))
+        return Check("directed", name, lambda: run_directed(factory, name, watch))
 
     return [
         *(entry(name) for name in CATALOGUE),
         *(case(name) for name in DIRECTED),
-        Check("machine", "random programs", lambda: run_machine(factory, machine, settings)),
+        Check("machine", "random programs", lambda: run_machine(factory, machine, settings, watch)),
     ]
 
 
-def run_entry(factory: Factory, name: str) -> None:
+def run_entry(factory: Factory, name: str, watch: Watch | None = None) -> None:
     """One test of the catalogue, which fails in any way it likes. Raises NotOffered."""
     if missing := CATALOGUE[name].needs - capabilities(factory):
         raise NotOffered(", ".join(sorted(missing)))
-    CATALOGUE[name].test(factory)
+
+    def make(*sizes: int) -> Any:
+        return Watched(watched(lambda: factory(*sizes)))
+
+    make.capabilities = capabilities(factory)  # type: ignore[attr-defined]
+    with watch or watch_over(factory):
+        CATALOGUE[name].test(make)
 
 
-def run_directed(factory: Factory, name: str) -> None:
+def run_directed(factory: Factory, name: str, watch: Watch | None = None) -> None:
     """One directed case. Raises LawBroken with the shortest program found, or NotOffered."""
-    try:
-        DIRECTED[name](factory)
-    except LawBroken as broken:
-        raise _shortest(factory, broken) from None
+    with watch or watch_over(factory):
+        try:
+            DIRECTED[name](factory)
+        except LawBroken as broken:
+            raise _shortest(factory, broken) from None
 
 
-def run_machine(factory: Factory, machine: type[CacheMachine], settings: Settings) -> None:
+def run_machine(
+    factory: Factory, machine: type[CacheMachine], settings: Settings, watch: Watch | None = None
+) -> None:
     """The machine under `settings`. Raises LawBroken alone, with the shortest program found."""
     quiet = Settings(settings, verbosity=Verbosity.quiet, report_multiple_bugs=False)
-    try:
-        run_state_machine_as_test(machine, settings=quiet)
-    except LawBroken as broken:
-        raise _shortest(factory, broken) from None
-    except Flaky:  # a cache that fails now and then
-        if not machine.broken:
-            raise
-        flaky = machine.broken[-1]
-        flaky.story += "\n\nThe same program does not fail every time: the cache is not deterministic."
-        raise _plain(flaky) from None
+    with watch or watch_over(factory):
+        try:
+            run_state_machine_as_test(machine, settings=quiet)
+        except Stopped as stopped:
+            raise _shortest(factory, stopped.broken) from None
+        except LawBroken as broken:
+            raise _shortest(factory, broken) from None
+        except Flaky:  # a cache that fails now and then
+            if not machine.broken:
+                raise
+            flaky = machine.broken[-1]
+            flaky.story += "\n\nThe same program does not fail every time: the cache is not deterministic."
+            raise _plain(flaky) from None
 
 
 def check_cache(factory: Factory, *, settings: Settings | None = None, seed: int = 0) -> Report:
@@ -122,7 +137,7 @@ def check_cache(factory: Factory, *, settings: Settings | None = None, seed: int
             if check.kind != "catalogue" or isinstance(error, KeyboardInterrupt):
                 raise
             if not failed:  # the checks that follow say why, with the law and the shortest program
-                what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+                what = " ".join(named(error).split())[:200]
                 failed = f"\n\nThe catalogue fails as well: {check.name}: {what}"
                 first = CATALOGUE[check.name]
         done.append(f"{check.kind}: {check.name}")

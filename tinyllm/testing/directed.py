@@ -1,17 +1,17 @@
 """Programs for what a random walk seldom reaches.
 
-Counts that overflow a byte or a short, many shared blocks at once, every wrong argument, every form of array,
-the edges of float16, use after close.
+Counts that overflow a byte or a short, many shared blocks at once, large sizes, strange ids, every wrong
+argument, every form of array, the edges of float16, use after close. What no program can say, and what would
+take too long as one, is asked in plain calls by `extremes.py`.
 """
 
-import gc
-import weakref
+import re
 from collections.abc import Callable
 
 import numpy as np
 
+from tinyllm.testing import extremes
 from tinyllm.testing.contract import Factory
-from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.machine import SPECIAL
 from tinyllm.testing.run import replay
 from tinyllm.testing.trace import FORMS, encode
@@ -107,13 +107,114 @@ gather 0 2 ! IndexError
 gather 0 -1 ! IndexError
 free 1 ! KeyError
 free 0.5 ! TypeError
+fork 0.0 1 ! TypeError       # whole, and yet no integer
+append 0.0 0 1 ! TypeError
+append 0 1.0 1 ! TypeError
+table 0.0 ! TypeError
+len 0.0 0 ! TypeError
+len 0 1.0 ! TypeError
+gather 0.0 0 ! TypeError
+gather 0 1.0 ! TypeError
+free 0.0 ! TypeError
+add 1.0 ! TypeError
 """
+CHAIN = """
+new 24 2 1 1 2
+add 0
+append 0 0 3
+fork 0 1
+fork 1 2
+fork 2 3
+fork 3 4
+fork 4 5
+fork 5 6
+fork 6 7
+append 7 0 1
+append 3 0 2
+free 4                 # in the middle of the chain
+append 5 0 1
+free 1
+fork 7 1
+free 0
+free 7
+append 1 0 3
+add 7
+add 4
+append 4 0 5
+append 6 0 2
+append 2 0 1           # the last holder writes in place
+free 2
+free 6
+free 3
+free 5
+free 1
+append 4 0 38
+new 12 2 1 1 1         # ten holders of a block, of which one after another writes
+add 0
+append 0 0 1
+fork 0 1
+fork 0 2
+fork 0 3
+fork 0 4
+fork 0 5
+fork 0 6
+fork 0 7
+fork 0 8
+fork 0 9
+append 3 0 1
+append 0 0 1
+append 9 0 1
+append 5 0 1
+append 1 0 1
+append 2 0 1
+append 4 0 1
+append 8 0 1
+append 7 0 1
+append 6 0 1
+"""
+IDS = [-1, -2, 2**61 - 1, 2**31, 2**32, 2**63, 2**64, -(2**63) - 1, 1024, 65536, 10**9]
+"""Those that do not fit into a machine word, and those that wrap around, or hash, to others."""
 
 
 def _forms() -> str:
-    lines = ["new 40 2 2 2 3", "add 0", "append 0 1 1"]
+    lines = [
+        "new 110 2 2 2 3",
+        "add 0",
+        "append 0 1 175",
+    ]  # so much that k is odd, and above 1024, now and then
     for name, form in FORMS.items():
-        lines.append(f"append 0 0 3 as {name}" + (f" ! {form.refusal}" if form.refusal else ""))
+        end = f" as {name}" + (f" ! {form.refusal}" if form.refusal else "")
+        lines += [f"append 0 0 1{end}", f"append 0 0 3{end}"]
+    return "\n".join(lines)
+
+
+def _strange_ids() -> str:
+    lines = ["new 50 2 1 1 1", "add 0", "append 0 0 1"]
+    for i in IDS:
+        lines += [f"add {i}", f"append {i} 0 3"]
+    lines += [f"fork {IDS[i]} {IDS[i] + 5}" for i in (0, 5, 6)]
+    lines += [f"append {IDS[i] + 5} 0 1" for i in (0, 5, 6)]
+    return "\n".join([*lines, *(f"free {i}" for i in IDS), "add -1", "append -1 0 2", "append 0 0 2"])
+
+
+def _large() -> str:
+    """Programs of a few lines, each with one size that is large, and lengths on both sides of an edge."""
+    lines = []
+    for sizes, lens in (
+        ((12, 16, 1, 2, 3), (15, 1, 1, 32, 31)),
+        ((9, 100, 1, 1, 2), (100, 200, 1, 99)),
+        ((6, 4096, 1, 1, 1), (4095, 1, 1, 4096)),
+        ((30, 5, 1, 3, 5), (4, 2, 10, 9)),
+        ((320, 1, 1, 1, 1), (1, 2, 300)),
+        ((6, 4000, 1, 1, 1), (9000,)),
+        ((6, 2, 40, 1, 1), (3,)),
+        ((6, 2, 1, 70, 2), (3,)),
+        ((6, 2, 1, 2, 300), (3,)),
+    ):
+        layers = range(sizes[2])
+        lines += [f"new {' '.join(map(str, sizes))}", "add 0"]
+        lines += [f"append 0 {layer} {n}" for n in lens for layer in layers]
+        lines += ["fork 0 1", *(f"append 1 {layer} 1" for layer in layers), "free 0"]
     return "\n".join(lines)
 
 
@@ -140,27 +241,16 @@ def _many_blocks() -> str:
     return "\n".join([*lines, "append 0 0 1 ! OutOfBlocks", "free 0", "append 1 0 100", "free 1"])
 
 
-def _collected(factory: Factory) -> None:
-    """Law 14: nothing but the caller keeps a cache alive."""
-    cache = factory(4, 2, 1, 1, 2)
-    cache.add_seq(0)
-    ones = np.ones((1, 3, 2), np.float32)
-    cache.append(0, 0, ones, ones)
-    try:
-        alive = weakref.ref(cache)
-    except TypeError:  # slots without __weakref__: it cannot be seen from outside
-        return
-    del cache
-    gc.collect()
-    if alive() is not None:
-        raise LawBroken(
-            14, "garbage collection", "a cache that nobody holds is collected", "something keeps it"
-        )
+def _forks(factory: Factory) -> None:
+    """As many as overflow a short; what a byte is enough for is told as a program."""
+    extremes.many_forks(factory, 300, lambda: replay(factory, TRACES["256 forks of one block"]))
+    extremes.many_forks(factory, 70_000)
 
 
 def _program(text: str) -> Callable[[Factory], None]:
     def case(factory: Factory) -> None:
-        replay(factory, text)
+        for part in re.split(r"^(?=new )", text, flags=re.MULTILINE):
+            replay(factory, part)  # a program of its own each, so that what is told is short
 
     return case
 
@@ -171,6 +261,9 @@ TRACES = {
     "forms of arrays": _forms(),
     "special values": _special_values(),
     "uneven layers": UNEVEN,
+    "a chain of forks": CHAIN,
+    "strange ids": _strange_ids(),
+    "large sizes": _large(),
     "refused appends": REFUSED,
     "ids used again": REUSED,
     "256 forks of one block": _many_holders(),
@@ -180,7 +273,15 @@ TRACES = {
 """Name of a directed case that is a program, and the program."""
 
 DIRECTED: dict[str, Callable[[Factory], None]] = {
-    **{name: _program(text) for name, text in TRACES.items()},
-    "garbage collection": _collected,
+    **{name: _program(text) for name, text in TRACES.items() if not name.startswith("256")},
+    "70,000 forks of one block": _forks,
+    "two caches at once": extremes.two_caches,
+    "other integers": extremes.other_integers,
+    "other arrays": extremes.other_arrays,
+    "every call after close": extremes.closed,
+    "representation": extremes.representation,
+    "with": extremes.context,
+    "memory after close": extremes.memory,
+    "garbage collection": extremes.collected,
 }
 """Name of a directed case, and the case as a function of a factory; raises LawBroken."""

@@ -66,6 +66,7 @@ class Engine:
     def __init__(self, command: Sequence[str], timeout: float = 10.0) -> None:
         self.command, self.timeout = list(command), timeout
         self._patience = timeout
+        self.patience = START + 2 * timeout  # of the kit, with one call
         self._alive: list[_Process] = []
         self._idle: list[_Process] = []
         if not hasattr(select, "poll"):

@@ -11,15 +11,15 @@ import numpy as np
 from tinyllm.testing.laws import LAWS, LawBroken, Step, View
 from tinyllm.testing.look import attempt, named
 
-Answer = tuple[Any, BaseException | None]
+Asked = tuple[Any, BaseException | None]
 
 
-def ask_need(cache: Any, args: tuple[int | float, ...]) -> Answer:
+def ask_need(cache: Any, args: tuple[int | float, ...]) -> Asked:
     """What `blocks_needed` says of an append that is about to come, or the error."""
     return attempt(lambda: cache.blocks_needed(*args))
 
 
-def check_need(asked: Answer, args: tuple[int | float, ...], cost: int) -> None:
+def check_need(asked: Asked, args: tuple[int | float, ...], cost: int) -> None:
     """Law 16: it is what the append cost, or would have cost."""
     call, (found, error) = f"blocks_needed({', '.join(map(str, args))})", asked
     if (

@@ -1,13 +1,17 @@
 """Look at a cache: everything that a caller can observe of it, with every answer checked for its kind."""
 
+import contextlib
+import copy
+import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tinyllm.testing.laws import JUNK, JUNK_BLOCK, LawBroken, View
 from tinyllm.testing.oracle import Oracle
+from tinyllm.testing.watch import watched
 
 LAW_OF = {
     "new": 15,
@@ -25,26 +29,64 @@ LAW_OF = {
 """The law that a call breaks when it raises although nothing is wrong with it."""
 
 
-def look(cache: Any, oracle: Oracle, offers: frozenset[str]) -> View:
+COUNTS = ("free", "used", "cached", "evictions")
+
+
+class Answer(NamedTuple):
+    """What a call returned, and how the kit left it: nobody else may change it (law 12)."""
+
+    call: str
+    value: Any
+    left: Any  # its `image`
+
+
+def look(cache: Any, oracle: Oracle, offers: frozenset[str], answers: list[Answer]) -> View:
     """Everything observable of the live sequences, copied, as far as the cache offers it.
 
-    The arrays that came back are overwritten (law 12). Raises LawBroken for an answer of the wrong kind.
+    `answers` are those of the last look, which must be as they were left; they make room for those of this
+    look, which are overwritten at its end. Raises LawBroken for an answer of the wrong kind.
     """
+    check_answers(answers)
+    earlier = answers.copy()
+    answers.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)  # a cast that is late, say (law 3)
+        view = _view(cache, oracle, offers, answers)
+    check_answers(earlier + answers)
+    for answer in answers:
+        scribble(answer.value, JUNK_BLOCK if answer.call.startswith("block_table") else JUNK)
+    answers[:] = [answer._replace(left=image(answer.value)) for answer in answers]
+    return view
+
+
+def check_answers(answers: list[Answer]) -> None:
+    """Law 12: what was returned earlier is the caller's own."""
+    for call, value, left in answers:
+        if image(value) != left:
+            raise LawBroken(12, "answers", f"what {call} returned stays as its caller left it", "it changed")
+
+
+def _view(cache: Any, oracle: Oracle, offers: frozenset[str], answers: list[Answer]) -> View:
     live = list(oracle.tables)
     layers = range(oracle.config.n_layers)
     tables = (
-        {seq: _table(cache, seq, oracle.config.num_blocks) for seq in live}
+        {seq: _table(cache, seq, oracle.config.num_blocks, answers) for seq in live}
         if "block-tables" in offers
         else {}
     )
     lens = {seq: [_count(cache, "len", "seq_len", seq, layer) for layer in layers] for seq in live}
-    contents = {seq: [_gather(cache, seq, layer) for layer in layers] for seq in live}
+    contents = {seq: [_gather(cache, seq, layer, answers) for layer in layers] for seq in live}
     if "counts" not in offers:
         return View(tables, lens, contents, {}, 0)
-    stats, keys = _ask(cache, "stats", "stats"), ("free", "used", "cached", "evictions")
-    if not isinstance(stats, dict) or any(not _is_count(stats.get(key)) for key in keys):
-        raise LawBroken(5, "stats", f"stats() counts {', '.join(keys)}", repr(stats))
-    counts = {key: int(stats[key]) for key in keys}
+    stats = _ask(cache, "stats", "stats")
+    if isinstance(stats, dict) and any(stats.get(key) is JUNK for key in COUNTS):
+        raise LawBroken(12, "stats", "stats() is a copy", "what its caller wrote into an earlier one")
+    if not isinstance(stats, dict) or any(not _is_count(stats.get(key)) for key in COUNTS):
+        raise LawBroken(5, "stats", f"stats() counts {', '.join(COUNTS)}", shown(stats))
+    counts = {key: int(stats[key]) for key in COUNTS}
+    if min(counts.values()) < 0:
+        raise LawBroken(5, "stats", "counts of 0 or more", f"stats() == {shown(stats)}")
+    answers.append(Answer("stats()", stats, image(stats)))
     return View(tables, lens, contents, counts, _count(cache, "stats", "num_free_blocks"))
 
 
@@ -60,14 +102,14 @@ def _count(cache: Any, name: str, method: str, *args: int) -> int:
     answer = _ask(cache, name, method, *args)
     if not _is_count(answer):
         call = f"{method}({', '.join(map(str, args))})"
-        raise LawBroken(LAW_OF[name], name, f"{call} is an integer", repr(answer))
+        raise LawBroken(LAW_OF[name], name, f"{call} is an integer", shown(answer))
     return int(answer)
 
 
-def _table(cache: Any, seq: int, num_blocks: int) -> list[int]:
+def _table(cache: Any, seq: int, num_blocks: int, answers: list[Answer]) -> list[int]:
     table = _ask(cache, "table", "block_table", seq)
     if not isinstance(table, np.ndarray) or table.dtype != np.int32 or table.ndim != 1:
-        raise LawBroken(1, "table", f"block_table({seq}) is a one-dimensional int32 array", repr(table))
+        raise LawBroken(1, "table", f"block_table({seq}) is a one-dimensional int32 array", shown(table))
     ids: list[int] = table.tolist()
     if JUNK_BLOCK in ids:
         raise LawBroken(
@@ -75,31 +117,34 @@ def _table(cache: Any, seq: int, num_blocks: int) -> list[int]:
         )
     if any(not 0 <= block < num_blocks for block in ids):
         raise LawBroken(1, "table", f"block ids in [0, {num_blocks})", f"block_table({seq}) == {ids}")
-    scribble(table, JUNK_BLOCK)
+    answers.append(Answer(f"block_table({seq})", table, image(table)))
     return ids
 
 
-def _gather(cache: Any, seq: int, layer: int) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
+def _gather(
+    cache: Any, seq: int, layer: int, answers: list[Answer]
+) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
     pair = _ask(cache, "gather", "gather", seq, layer)
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise LawBroken(3, "gather", f"gather({seq}, {layer}) is a pair of arrays", repr(type(pair)))
-    return _bits(pair[0], seq, layer), _bits(pair[1], seq, layer)
+    both = _bits(pair[0], seq, layer), _bits(pair[1], seq, layer)
+    answers += [Answer(f"gather({seq}, {layer})", array, image(array)) for array in pair]
+    return both
 
 
 def _bits(array: Any, seq: int, layer: int) -> NDArray[np.uint16]:
     if not isinstance(array, np.ndarray) or array.dtype != np.float16 or array.ndim != 3:
         what = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else repr(type(array))
         raise LawBroken(3, "gather", f"gather({seq}, {layer}) gives float16 [H, len, D]", what)
-    copy = np.ascontiguousarray(array).copy()
-    copy[np.isnan(copy)] = np.nan
-    scribble(array, JUNK)
-    return copy.view(np.uint16)
+    own = np.array(array, np.float16, order="C", subok=False)
+    own[np.isnan(own)] = np.nan
+    return own.view(np.uint16)
 
 
 def attempt(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
     """What a call returns, or what it raises: the panic of a Rust engine is no Exception, but a finding."""
     try:
-        return call(), None
+        return watched(call), None
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -112,12 +157,36 @@ def _is_count(value: Any) -> bool:
 
 def named(error: BaseException) -> str:
     """An error in a few words."""
-    return f"{type(error).__name__}: {error}"
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__}, whose message cannot be read"
+
+
+def shown(answer: Any) -> str:
+    """The repr of an answer, of which all may be wrong."""
+    try:
+        return repr(answer)[:200]
+    except Exception:
+        return f"an object of {type(answer)} without a repr"
+
+
+def image(given: Any) -> Any:
+    """All of an array, a nested list or a dict that can be changed in place, to be compared."""
+    if isinstance(given, np.ndarray):
+        return given.dtype, given.shape, given.flags.writeable, given.tobytes()
+    return copy.deepcopy(given) if isinstance(given, (list, tuple, dict)) else None
 
 
 def scribble(given: Any, junk: float) -> None:
-    """Overwrite an array or a nested list in place, also through a read-only flag that we set ourselves."""
-    if isinstance(given, list):
+    """Overwrite what can be overwritten in place, also through a read-only flag that we set ourselves."""
+    if isinstance(given, dict):
+        with contextlib.suppress(Exception):
+            given.update(dict.fromkeys(given, junk))
+    elif isinstance(given, tuple):
+        for inner in given:
+            scribble(inner, junk)
+    elif isinstance(given, list):
         for inner in given:
             scribble(inner, junk)
         given[:] = [junk] * len(given)

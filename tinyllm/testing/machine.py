@@ -14,7 +14,7 @@ planted bugs a random program finds: layers must be appended to unevenly, and fo
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,6 +28,7 @@ from tinyllm.testing.laws import LawBroken, Place
 from tinyllm.testing.profiles import current_profile
 from tinyllm.testing.run import Run
 from tinyllm.testing.trace import FORMS, Op
+from tinyllm.testing.watch import NotReturned
 
 IDS = range(4)  # few, so that ids are used again
 BLOCKS = (2, 9)  # tiny pools fill up, and what is freed is soon used again
@@ -35,8 +36,8 @@ SIZES = (1, 4)  # of a block: position arithmetic shows its faults at small B
 LAYERS = [2, 2, 3, 3, 1]  # mostly several: many faults need a layer that lags
 WIDE = st.sampled_from([2, 2, 2, 3, 1])  # heads and dims: a swapped axis hides where a size is 1
 
-VALID_FORMS = sorted(name for name, form in FORMS.items() if not form.refusal)
-WRONG_FORMS = sorted(name for name, form in FORMS.items() if form.refusal)
+VALID_FORMS = sorted(name for name, form in FORMS.items() if form.drawn and not form.refusal)
+WRONG_FORMS = sorted(name for name, form in FORMS.items() if form.drawn and form.refusal)
 SPECIAL = [
     *(np.nan, np.inf, -np.inf, -0.0, 0.0),
     *(65504.0, 65519.9, 65520.0, -1e30),  # float16's largest value, and the edge of overflow
@@ -72,6 +73,24 @@ def _some_unused(machine: "CacheMachine") -> bool:
     return len(machine.run.oracle.tables) < len(IDS)
 
 
+class Stopped(BaseException):
+    """A call had to be stopped: `broken` says so."""
+
+    def __init__(self, broken: LawBroken) -> None:
+        super().__init__(broken)
+        self.broken = broken
+
+
+class _Run(Run):
+    def _told(self, act: Callable[[], None]) -> None:
+        try:
+            super()._told(act)
+        except LawBroken as broken:
+            if isinstance(broken.__cause__, NotReturned):
+                raise Stopped(broken) from None
+            raise
+
+
 class CacheMachine(RuleBasedStateMachine):
     """Random programs on one cache. Override `make_cache`; the reference is the default."""
 
@@ -85,7 +104,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.run = Run(self.factory or self._made, self.broken)
+        self.run = _Run(self.factory or self._made, self.broken)
         self._raised = sys.exc_info()[1]
 
     def _made(self, *sizes: int) -> PagedCache:

@@ -11,12 +11,13 @@ from typing import Any
 
 from tinyllm.testing import laws, trace
 from tinyllm.testing.contract import Config, Factory, PagedCache, capabilities, extensions
-from tinyllm.testing.extensions import Answer, ask_need, check_extensions, check_need
+from tinyllm.testing.extensions import Asked, ask_need, check_extensions, check_need
 from tinyllm.testing.laws import JUNK, LawBroken, Sharing, Step, View
-from tinyllm.testing.look import LAW_OF, attempt, look, named, scribble
+from tinyllm.testing.look import LAW_OF, Answer, attempt, image, look, named, scribble
 from tinyllm.testing.oracle import Oracle
 from tinyllm.testing.story import tell
 from tinyllm.testing.trace import FORMS, NotOffered, Op, TraceError, parse
+from tinyllm.testing.watch import NotReturned
 
 CHECKS: dict[Callable[[Step, Oracle], None], frozenset[str]] = {
     laws.check_lengths: frozenset(),
@@ -43,7 +44,8 @@ class Run:
         self.refused = False  # the last line was
         self._cache: PagedCache | None = None
         self._step: Step | None = None
-        self._need: tuple[Answer, int] | None = None  # what blocks_needed said of the line, and its price
+        self._need: tuple[Asked, int] | None = None  # what blocks_needed said of the line, and its price
+        self._answers: list[Answer] = []
         self._scalars = 0
         self._cost = 0  # of what was done since the cache was last looked at
         self.start(Config(1, 1, 1, 1, 1))
@@ -104,7 +106,9 @@ class Run:
                 check_extensions(self._cache, self.extends, self._step, self.config.block_size)
         except LawBroken:
             if self._step is not None:
-                self._step = replace(self._step, after=look(self._cache, self.oracle, self.offers))
+                self._step = replace(
+                    self._step, after=look(self._cache, self.oracle, self.offers, self._answers)
+                )
                 self.block_conservation()
                 self.parent_immutability()
             raise
@@ -210,7 +214,7 @@ class Run:
         self._cost += price
         if self.closed or self._in_step(op):
             return
-        before, self.view = self.view, look(self._cache, self.oracle, self.offers)
+        before, self.view = self.view, look(self._cache, self.oracle, self.offers, self._answers)
         seq = None
         if op.name not in {"new", "stats"}:
             seq = int(op.args[-1] if op.name == "fork" else op.args[0])
@@ -245,11 +249,19 @@ class Run:
         if raised is None:
             raise LawBroken(law, op.name, f"'{op}'", "it was accepted")
         names = _names(raised)
-        if not names & expected and ("exact-errors" in self.offers or law == 9 or "OutOfBlocks" in names):
+        exact = "exact-errors" in self.offers or law == 9 or "OutOfBlocks" in names
+        if isinstance(raised, NotReturned) or (exact and not names & expected):
             raise LawBroken(law, op.name, f"'{op}'", named(raised)) from raised
         if self.closed or op.name == "new":
             return
-        before, self.view = self.view, look(self._cache, self.oracle, self.offers)
+        before = self.view
+        try:
+            self.view = look(self._cache, self.oracle, self.offers, self._answers)
+        except LawBroken as broken:
+            if broken.law == 12 or isinstance(broken.__cause__, NotReturned):
+                raise
+            due = f"{broken.expected} after the refused '{op}'"
+            raise LawBroken(10, "unchanged", due, broken.found) from broken.__cause__
         laws.check_unchanged(before, self.view, f"'{op}'")
 
     def _call(self, op: Op) -> BaseException | None:
@@ -257,13 +269,14 @@ class Run:
         if op.name == "append":
             k, v = trace.values(op, self._scalars, self.config)
             given = FORMS[op.form].make(k, v) if op.form else (k, v)
-            try:
-                return self._raises(
-                    lambda cache: cache.append(op.args[0], op.args[1], *given), op.data is not None
-                )
-            finally:
-                for array in given:
-                    scribble(array, JUNK)
+            left = image(given[0]), image(given[1])
+            strict = Warning if op.data is not None else RuntimeWarning
+            error = self._raises(lambda cache: cache.append(op.args[0], op.args[1], *given), strict)
+            if (image(given[0]), image(given[1])) != left:
+                raise LawBroken(12, "arguments", f"'{op}' leaves K and V as they were", "it wrote into them")
+            for array in given:
+                scribble(array, JUNK)
+            return error
         if op.name == "new":
             return self._new(op)
         method = {"add": "add_seq", "table": "block_table", "len": "seq_len"}.get(op.name, op.name)
@@ -275,11 +288,13 @@ class Run:
             self._cache, self.closed, self.extends = cache, False, extensions(cache)
         return error
 
-    def _raises(self, call: Callable[[Any], Any], strict: bool = False) -> BaseException | None:
-        """The error of a call; with `strict` a warning is one too, since rounding never warns (law 3)."""
+    def _raises(
+        self, call: Callable[[Any], Any], strict: type[Warning] | None = None
+    ) -> BaseException | None:
+        """The error of a call; a warning of the class `strict` is one too: rounding never warns (law 3)."""
         with warnings.catch_warnings():
             if strict:
-                warnings.simplefilter("error")
+                warnings.simplefilter("error", strict)
             return attempt(lambda: call(self._cache))[1]
 
     def _tell_oracle(self, op: Op) -> None:

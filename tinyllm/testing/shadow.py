@@ -48,7 +48,10 @@ class _Shadow:
         self._manager: Manager | None = manager
         self._blocks, self._size, self._layers, self._heads, self._dims = sizes
         shape = (self._layers, self._blocks, self._heads, self._size, self._dims)
-        self._pools = np.zeros(shape, np.float16), np.zeros(shape, np.float16)
+        self._pools: tuple[NDArray[np.float16], ...] = (
+            np.zeros(shape, np.float16),
+            np.zeros(shape, np.float16),
+        )
         self._lens: dict[int, list[int]] = {}
 
     def _open(self, *ids: int) -> Manager:
@@ -117,6 +120,7 @@ class _Shadow:
 
     def close(self) -> None:
         self._manager = None
+        self._pools = ()
 
     def _copy(self, old: int, new: int) -> None:
         for pool in self._pools:

@@ -10,11 +10,13 @@ from tinyllm.testing.contract import Factory
 from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.run import replay
 from tinyllm.testing.trace import ARGUMENTS, Op, TraceError, parse
+from tinyllm.testing.watch import NotReturned
 
 SEQUENCES = {"sequence", "parent", "child"}
 WORK = 100_000
 """What a search may cost, in looks at a sequence: seconds. A program of a few lines costs a tenth of it, but
-one that needs 128 forks is looked at so often that it stays a little longer than it could be."""
+one that needs 128 forks is looked at so often that it stays a little longer than it could be. A call that has
+to be stopped counts for an eighth."""
 
 
 def shorten(factory: Factory, broken: LawBroken) -> LawBroken:
@@ -26,8 +28,10 @@ def shorten(factory: Factory, broken: LawBroken) -> LawBroken:
     candidates = _smaller(parse(broken.trace))
     while (ops := next(candidates, None)) is not None and left > 0:
         left -= _work(ops)
-        smaller = _breaks(factory, ops, broken.law)
-        if smaller is not None:
+        smaller = _breaks(factory, ops)
+        if smaller is not None and isinstance(smaller.__cause__, NotReturned):
+            left -= WORK // 8
+        if smaller is not None and smaller.law == broken.law:
             broken = smaller
             candidates = _smaller(parse(broken.trace))
     return broken
@@ -43,11 +47,11 @@ def _work(ops: list[Op]) -> int:
     return total
 
 
-def _breaks(factory: Factory, ops: list[Op], law: int) -> LawBroken | None:
+def _breaks(factory: Factory, ops: list[Op]) -> LawBroken | None:
     try:
         replay(factory, "".join(f"{op}\n" for op in ops))
     except LawBroken as broken:
-        return broken if broken.law == law else None
+        return broken
     except TraceError:  # without the line left out, another makes no sense
         pass
     return None
