@@ -15,6 +15,7 @@ from tinyllm.testing.run import replay
 SOURCE = Path(paged.__file__).read_text(encoding="utf-8")
 COURSE = load_set("course")
 BUGS = [bug for bug in COURSE if not bug.survives]
+ALL = [bug for bug in load_set("all") if not bug.survives]
 (HARMLESS,) = [bug for bug in COURSE if bug.survives]
 
 # Name, kind, what is checked, why it matters: the table of the chapter's section 4.
@@ -145,7 +146,7 @@ def test_a_bug_is_caught_by_each_test_that_its_entry_names(bug: Bug, name: str) 
         CATALOGUE[name].test(buggy(bug))
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.id)
+@pytest.mark.parametrize("bug", ALL, ids=lambda bug: bug.id)
 def test_a_witness_tells_the_bug_from_clean_code(bug: Bug) -> None:
     replay(paged.PagedKVCache, bug.witness)
     with pytest.raises(LawBroken) as caught:
@@ -153,11 +154,14 @@ def test_a_witness_tells_the_bug_from_clean_code(bug: Bug) -> None:
     assert caught.value.law in bug.laws
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.id)
+@pytest.mark.parametrize("bug", ALL, ids=lambda bug: bug.id)
 def test_a_witness_has_no_line_too_many(bug: Bug) -> None:
-    """Without any one of its lines, it tells nothing, or makes no sense."""
+    """Without any one of its lines, it tells nothing, or makes no sense; `check`, of which most engines have
+    no like, might say more.
+    """
     lines = bug.witness.splitlines()
     factory = buggy(bug)
+    factory.check = None
     for i in range(len(lines)):
         try:
             replay(factory, "\n".join([*lines[:i], *lines[i + 1 :]]))

@@ -223,7 +223,9 @@ def test_the_pool_is_drawn() -> None:
 
 def test_closed_means_closed() -> None:
     cache = made()
+    sizes = vars(cache).keys() - {"_k", "_v", "_refs", "_free", "_seqs"}
     cache.close()
+    assert vars(cache).keys() == sizes  # nothing of the pool is kept
     calls: list[Callable[[], object]] = [
         lambda: cache.blocks_needed(0, 0, 1),
         lambda: cache.truncate(0, 0),

@@ -52,6 +52,9 @@ def copied(window: Half) -> Half:
 
 def runs(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Split block ids, in order, into runs of consecutive ids: `[4, 5, 6, 2]` gives `(4, 7), (2, 3)`."""
+    if blocks and blocks == [*range(blocks[0], blocks[0] + len(blocks))]:  # most often, and found out quickly
+        yield blocks[0], blocks[0] + len(blocks)
+        return
     start = 0
     for i in range(1, len(blocks) + 1):
         if i == len(blocks) or blocks[i] != blocks[i - 1] + 1:
@@ -59,20 +62,23 @@ def runs(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
             start = i
 
 
-def views(pool: Half, blocks: Sequence[int], length: int, size: int) -> list[Half]:
-    """The first `length` positions held by `blocks`, in place: read-only views `[H, n, D]`, one a run.
+def views(k: Half, v: Half, blocks: Sequence[int], length: int, size: int) -> list[tuple[Half, Half]]:
+    """The first `length` positions that `blocks` hold, in place: a pair of read-only views for each run.
 
     Args:
-        pool: one layer's `[H, slots, D]`.
+        k: one layer's K `[H, slots, D]`, a view of the caller's own, which becomes read-only.
+        v: its V, likewise.
         blocks: ids of blocks of `size` positions, in position order; more than the length needs are left out.
         length: positions, at least 0.
         size: positions in a block.
+
+    Returns:
+        Pairs of K and V, `[H, n, D]`, in position order.
     """
-    pool = pool.view()
-    pool.flags.writeable = False
+    k.flags.writeable = v.flags.writeable = False
     found = []
     for first, last in runs(blocks[: -(-length // size)]):
         n = min((last - first) * size, length)
-        found.append(pool[:, first * size : first * size + n])
+        found.append((k[:, first * size : first * size + n], v[:, first * size : first * size + n]))
         length -= n
     return found

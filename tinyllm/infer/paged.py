@@ -132,7 +132,7 @@ class PagedKVCache:
         taken = iter(claimed)
 
         # Write: into claimed blocks, and into slots past this layer's length in blocks held by no one else.
-        for pool in (self._k, self._v):
+        for pool in (self._k, self._v) if need else ():
             for original, copy in zip(originals, copies):
                 pool[:, :, self._slots(copy)] = pool[:, :, self._slots(original)]
             for a, b in runs(fresh):
@@ -203,8 +203,7 @@ class PagedKVCache:
         """What `gather` copies, in place: read-only views `[H, n, D]`, until the next change [20]."""
         layer = as_layer(layer, self.n_layers)
         table, lens = self._live(seq_id)
-        k, v = (views(pool[layer], table, lens[layer], self.block_size) for pool in (self._k, self._v))
-        return list(zip(k, v))
+        return views(self._k[layer], self._v[layer], table, lens[layer], self.block_size)
 
     def page_table(self, seq_ids: Iterable[int], layer: int) -> tuple[books.Ints, books.Ints, books.Ints]:
         """The blocks of several sequences as attention kernels take them, by FlashInfer's convention [18].
