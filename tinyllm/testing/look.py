@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ LAW_OF = {
 """The law that a call breaks when it raises although nothing is wrong with it."""
 
 
+_junk = itertools.count()
 COUNTS = ("free", "used", "cached", "evictions")
 
 
@@ -53,7 +55,8 @@ def look(cache: Any, oracle: Oracle, offers: frozenset[str], answers: list[Answe
         view = _view(cache, oracle, offers, answers)
     check_answers(earlier + answers)
     for answer in answers:
-        scribble(answer.value, JUNK_BLOCK if answer.call.startswith("block_table") else JUNK)
+        if not answer.call.startswith("block_table"):
+            scribble(answer.value, JUNK)
     answers[:] = [answer._replace(left=image(answer.value)) for answer in answers]
     return view
 
@@ -110,12 +113,13 @@ def _table(cache: Any, seq: int, num_blocks: int, answers: list[Answer]) -> list
     if not isinstance(table, np.ndarray) or table.dtype != np.int32 or table.ndim != 1:
         raise LawBroken(1, "table", f"block_table({seq}) is a one-dimensional int32 array", shown(table))
     ids: list[int] = table.tolist()
-    if JUNK_BLOCK in ids:
+    if any(block <= JUNK_BLOCK for block in ids):
         raise LawBroken(
             12, "table", f"block_table({seq}) is a copy", "what its caller wrote into an earlier one"
         )
     if any(not 0 <= block < num_blocks for block in ids):
         raise LawBroken(1, "table", f"block ids in [0, {num_blocks})", f"block_table({seq}) == {ids}")
+    scribble(table, JUNK_BLOCK - next(_junk) % 1_000_000)  # at once, each differently
     answers.append(Answer(f"block_table({seq})", table, image(table)))
     return ids
 
