@@ -178,13 +178,15 @@ IDS = [-1, -2, 2**61 - 1, 2**31, 2**32, 2**63, 2**64, -(2**63) - 1, 1024, 65536,
 
 def _forms() -> str:
     lines = [
-        "new 110 2 2 2 3",
+        "new 170 2 2 2 2",
         "add 0",
-        "append 0 1 175",
+        "append 0 1 262",
     ]  # so much that k is odd, and above 1024, now and then
     for name, form in FORMS.items():
         end = f" as {name}" + (f" ! {form.refusal}" if form.refusal else "")
         lines += [f"append 0 0 1{end}", f"append 0 0 3{end}"]
+    lines += ["new 9 2 1 1 1", "add 0", "append 0 0 3"]  # of one head or dimension, one fewer is none
+    lines += [f"append 0 0 3 as fewer-{what} ! ValueError" for what in ("heads", "dims")]
     return "\n".join(lines)
 
 

@@ -54,7 +54,8 @@ def look(cache: Any, oracle: Oracle, offers: frozenset[str], answers: list[Answe
         view = _view(cache, oracle, offers, answers)
     check_answers(earlier + answers)
     for answer in answers:
-        scribble(answer.value, JUNK_BLOCK if answer.call.startswith("block_table") else JUNK)
+        if not answer.call.startswith("block_table"):
+            scribble(answer.value, JUNK)
     answers[:] = [answer._replace(left=image(answer.value)) for answer in answers]
     return view
 
@@ -69,11 +70,7 @@ def check_answers(answers: list[Answer]) -> None:
 def _view(cache: Any, oracle: Oracle, offers: frozenset[str], answers: list[Answer]) -> View:
     live = list(oracle.tables)
     layers = range(oracle.config.n_layers)
-    tables = (
-        {seq: _table(cache, seq, oracle.config.num_blocks, answers) for seq in live}
-        if "block-tables" in offers
-        else {}
-    )
+    tables = {seq: _table(cache, seq, oracle, answers) for seq in live} if "block-tables" in offers else {}
     lens = {seq: [_count(cache, "len", "seq_len", seq, layer) for layer in layers] for seq in live}
     contents = {seq: [_gather(cache, seq, layer, answers) for layer in layers] for seq in live}
     if "counts" not in offers:
@@ -106,17 +103,19 @@ def _count(cache: Any, name: str, method: str, *args: int) -> int:
     return int(answer)
 
 
-def _table(cache: Any, seq: int, num_blocks: int, answers: list[Answer]) -> list[int]:
+def _table(cache: Any, seq: int, oracle: Oracle, answers: list[Answer]) -> list[int]:
+    num_blocks = oracle.config.num_blocks
     table = _ask(cache, "table", "block_table", seq)
     if not isinstance(table, np.ndarray) or table.dtype != np.int32 or table.ndim != 1:
         raise LawBroken(1, "table", f"block_table({seq}) is a one-dimensional int32 array", shown(table))
     ids: list[int] = table.tolist()
-    if JUNK_BLOCK in ids:
+    if any(block <= JUNK_BLOCK for block in ids):
         raise LawBroken(
             12, "table", f"block_table({seq}) is a copy", "what its caller wrote into an earlier one"
         )
     if any(not 0 <= block < num_blocks for block in ids):
         raise LawBroken(1, "table", f"block ids in [0, {num_blocks})", f"block_table({seq}) == {ids}")
+    scribble(table, JUNK_BLOCK - oracle.look())  # at once, each differently
     answers.append(Answer(f"block_table({seq})", table, image(table)))
     return ids
 

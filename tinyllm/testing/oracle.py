@@ -35,6 +35,12 @@ class Oracle:
         self.contents: dict[int, list[tuple[Half, Half]]] = {}
         self.tables: dict[int, list[int]] = {}
         self._next = 0
+        self._looks = 0
+
+    def look(self) -> int:
+        """A number that is another one at each look at a table."""
+        self._looks += 1
+        return self._looks
 
     def lens(self, seq: int) -> list[int]:
         """Positions in each layer."""
