@@ -51,7 +51,11 @@ def look(cache: Any, oracle: Oracle, offers: frozenset[str], answers: list[Answe
     answers.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)  # a cast that is late, say (law 3)
-        view = _view(cache, oracle, offers, answers)
+        try:
+            view = _view(cache, oracle, offers, answers)
+        except LawBroken:
+            _check_overwritten(cache, oracle, offers)
+            raise
     check_answers(earlier + answers)
     for answer in answers:
         if not answer.call.startswith("block_table"):
@@ -65,6 +69,16 @@ def check_answers(answers: list[Answer]) -> None:
     for call, value, left in answers:
         if image(value) != left:
             raise LawBroken(12, "answers", f"what {call} returned stays as its caller left it", "it changed")
+
+
+def _check_overwritten(cache: Any, oracle: Oracle, offers: frozenset[str]) -> None:
+    """Law 12, where a table that its caller has overwritten is what made another call fail."""
+    for seq in oracle.tables if "block-tables" in offers else ():
+        table, _ = attempt(lambda seq=seq: cache.block_table(seq))  # type: ignore[misc]
+        if isinstance(table, np.ndarray) and table.dtype == np.int32 and (table <= JUNK_BLOCK).any():
+            raise LawBroken(
+                12, "table", f"block_table({seq}) is a copy", "what its caller wrote into an earlier one"
+            )
 
 
 def _view(cache: Any, oracle: Oracle, offers: frozenset[str], answers: list[Answer]) -> View:
