@@ -54,7 +54,11 @@ def test_the_kit_checks_a_file_of_ones_own(run: Run, tmp_path: Path) -> None:
     command = ("pytest", "--pyargs", "tinyllm.testing", "--cache-impl", "mine.py", "-k", "catalogue or wrong")
     done = run(*command)
     assert "12 passed" in done.stdout, done.stdout
-    text = (tmp_path / "mine.py").read_text().replace("self._refs[block] += 1", "pass")
+    text = (
+        (tmp_path / "mine.py")
+        .read_text()
+        .replace("[refs[block] + 1 for block in table]", "[refs[block] for block in table]")
+    )
     (tmp_path / "mine.py").write_text(text)
     assert "failed" in run(*command).stdout
 

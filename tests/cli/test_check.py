@@ -72,8 +72,8 @@ def test_a_file_that_cannot_be_used(invoke: Invoke, paged: Any, text: str, said:
             "Next: write fork.",
         ),
         (APPEND, "        raise NotImplementedError\n        refs", "Next: write append."),
-        ("self._refs[block] += 1", "pass", "law 8, copy on write"),
-        ("need = len(shared)", "need = len(sharde)", "NameError: name 'sharde' is not defined"),
+        ("[refs[block] + 1 for block in table]", "[refs[block] for block in table]", "law 8, copy on write"),
+        ("len(shared) + max", "len(sharde) + max", "NameError: name 'sharde' is not defined"),
         (APPEND, "        import sys; sys.exit(3)\n        refs", "SystemExit: 3"),
         (
             APPEND,
@@ -120,7 +120,10 @@ def test_a_process_that_ends_when_imported(invoke: Invoke, paged: Any) -> None:
 
 def test_megabytes_of_output_do_not_show(invoke: Invoke, paged: Any) -> None:
     """They go to a file, and with it; what the checks say is read as ever."""
-    paged(old="self._refs[block] += 1", new="print('noise ' * 200_000)")
+    paged(
+        old="[refs[block] + 1 for block in table])",
+        new="[refs[block] for block in table])\n        print('noise ' * 200_000)",
+    )
     done = invoke("check", "paged.py")
     assert done.exit_code == WEAK
     assert "noise" not in done.stdout
@@ -129,7 +132,7 @@ def test_megabytes_of_output_do_not_show(invoke: Invoke, paged: Any) -> None:
 
 def test_the_story_can_be_run(invoke: Invoke, paged: Any) -> None:
     """The program that a failure shows fails when it is pasted, and says the same."""
-    paged(old="self._refs[block] += 1", new="pass")
+    paged(old="[refs[block] + 1 for block in table]", new="[refs[block] for block in table]")
     shown = invoke("check", "paged.py").stdout
     start, end = shown.index("  from tinyllm.testing import"), shown.index('  """)')
     program = "\n".join(line[2:] for line in shown[start : end + 6].splitlines())
@@ -138,7 +141,7 @@ def test_the_story_can_be_run(invoke: Invoke, paged: Any) -> None:
 
 
 def test_json_of_a_failure(invoke: Invoke, paged: Any, tmp_path: Path) -> None:
-    paged(old="self._refs[block] += 1", new="pass")
+    paged(old="[refs[block] + 1 for block in table]", new="[refs[block] for block in table]")
     assert invoke("check", "paged.py", "--json", "out.json").exit_code == WEAK
     found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert (found["implementation"], found["exitCode"], found["grade"]) == ("paged.py", WEAK, None)
@@ -206,7 +209,7 @@ def test_the_reference_is_graded_by_our_own_tests(monkeypatch: pytest.MonkeyPatc
 def test_check_in_a_process_of_its_own(
     tinyllm: Callable[..., subprocess.CompletedProcess[str]], paged: Any
 ) -> None:
-    paged(old="self._refs[block] += 1", new="pass")
+    paged(old="[refs[block] + 1 for block in table]", new="[refs[block] for block in table]")
     done = tinyllm("check", "paged.py")
     assert (done.returncode, done.stderr) == (WEAK, "")
     assert "✓ catalogue  test_layers_keep_independent_lengths\n" in done.stdout

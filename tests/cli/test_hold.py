@@ -39,7 +39,7 @@ def test_a_right_one(held: Hold) -> None:
 
 
 def test_a_broken_law(held: Hold) -> None:
-    found, sent = held("self._refs[block] += 1", "pass")
+    found, sent = held("[refs[block] + 1 for block in table]", "[refs[block] for block in table]")
     assert (found.passed, found.law) == (False, 8)
     assert found.story
     assert found.trace

@@ -125,7 +125,8 @@ class Injected:
         before = sys.gettrace()
         sys.settrace(self)
         try:
-            call()
+            with np.errstate():  # an error on the way out of a `with` leaves what that one has set
+                call()
         except self.error:
             return True
         finally:

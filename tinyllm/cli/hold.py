@@ -46,6 +46,7 @@ class Held:
     name: str = ""
     story: str = ""
     trace: str = ""
+    beyond: bool = False
     not_checked: tuple[str, ...] = ()
     programs: int = 0
     lines: int = 0
@@ -89,7 +90,7 @@ def hold(send: Send, impl: str, profile: str, seed: int) -> Held:
         send(done)
         if problem:
             held.failed.append(done)
-        if held.unwritten or held.story:
+        if held.unwritten or (held.story and not held.beyond):
             break
     held.programs, held.lines = machine.tally["programs"], machine.tally["lines"]
     return held
@@ -105,7 +106,9 @@ def _problem(check: "Check", held: Held, impl: str) -> str:
     except NotOffered as needed:
         held.not_checked += (f"{check.kind}: {check.name} needs {needed}",)
     except LawBroken as broken:
-        held.law, held.name, held.story, held.trace = broken.law, broken.name, str(broken), broken.trace
+        if not held.story or held.beyond > broken.beyond:
+            held.law, held.name, held.story, held.trace = broken.law, broken.name, str(broken), broken.trace
+            held.beyond = broken.beyond
         return f"law {broken.law} is broken"
     except NotImplementedError as error:
         held.unwritten = _place(error)

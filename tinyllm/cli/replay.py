@@ -47,6 +47,7 @@ def replay(
             number += 1
             for op in parse(lines[number - 1]):
                 run.step(op)
+        run.finish()
     except LawBroken as broken:
         console.print(f"line {number} of {file} breaks law {broken.law}: {escape(lines[number - 1])}\n")
         console.print(str(broken), markup=False, highlight=False, soft_wrap=True)

@@ -13,8 +13,8 @@ import numpy as np
 from tinyllm.testing import extremes
 from tinyllm.testing.contract import Factory
 from tinyllm.testing.machine import SPECIAL
-from tinyllm.testing.run import replay
-from tinyllm.testing.trace import FORMS, encode
+from tinyllm.testing.run import Run, replay
+from tinyllm.testing.trace import FORMS, Op, encode
 
 UNEVEN = """
 new 12 2 3 2 2
@@ -257,6 +257,40 @@ def _program(text: str) -> Callable[[Factory], None]:
     return case
 
 
+ROLLBACK = """
+new 8 2 2 1 2
+add 0
+append 0 0 5
+append 0 1 2
+fork 0 1
+truncate 1 3
+append 1 0 2
+append 1 1 3
+truncate 0 4
+truncate 0 4
+append 0 1 1
+truncate 1 6 ! ValueError
+truncate 1 -1 ! ValueError
+truncate 7 0 ! KeyError
+truncate 0 0.5 ! TypeError
+truncate 0 0
+free 1
+append 0 1 16
+truncate 0 1
+append 0 0 16
+append 0 1 15
+append 0 1 1 ! OutOfBlocks
+"""
+
+
+def _rolled_back(factory: Factory) -> None:
+    """Law 17, for a cache that has `truncate`: nobody else is asked for it."""
+    run = Run(factory)
+    run.step(Op("new", (1, 1, 1, 1, 1)))
+    if "truncate" in run.extends:
+        replay(factory, ROLLBACK)
+
+
 TRACES = {
     "wrong sizes": NEW,
     "wrong arguments": WRONG,
@@ -276,6 +310,7 @@ TRACES = {
 
 DIRECTED: dict[str, Callable[[Factory], None]] = {
     **{name: _program(text) for name, text in TRACES.items() if not name.startswith("256")},
+    "rollback": _rolled_back,
     "70,000 forks of one block": _forks,
     "two caches at once": extremes.two_caches,
     "other integers": extremes.other_integers,

@@ -1,39 +1,24 @@
-"""What a cache offers beyond the ten methods, held to its law after every line of a program.
-
-`Run` comes here when the ten methods have shown what they should: a fault of theirs is told as theirs.
-"""
+"""What a cache offers beyond the ten methods, held to its laws at the end of a program."""
 
 import re
 from typing import Any
 
 import numpy as np
 
-from tinyllm.testing.laws import LAWS, LawBroken, Step, View
+from tinyllm.testing.laws import LAWS, LawBroken, View
 from tinyllm.testing.look import attempt, named
 
-Asked = tuple[Any, BaseException | None]
+
+def check_need(cache: Any, args: tuple[int | float, ...], cost: int) -> None:
+    """Law 16: `blocks_needed` of an append that is about to come is its cost, be there as many or not."""
+    call = f"blocks_needed({', '.join(map(str, args))})"
+    found = _ask(16, lambda: cache.blocks_needed(*args), call)
+    if isinstance(found, bool) or not isinstance(found, (int, np.integer)) or found != cost:
+        raise LawBroken(16, "blocks needed", f"{call} == {cost}", repr(found))
 
 
-def ask_need(cache: Any, args: tuple[int | float, ...]) -> Asked:
-    """What `blocks_needed` says of an append that is about to come, or the error."""
-    return attempt(lambda: cache.blocks_needed(*args))
-
-
-def check_need(asked: Asked, args: tuple[int | float, ...], cost: int) -> None:
-    """Law 16: it is what the append cost, or would have cost."""
-    call, (found, error) = f"blocks_needed({', '.join(map(str, args))})", asked
-    if (
-        error is not None
-        or isinstance(found, bool)
-        or not isinstance(found, (int, np.integer))
-        or found != cost
-    ):
-        raise LawBroken(16, "blocks needed", f"{call} == {cost}", named(error) if error else repr(found))
-
-
-def check_extensions(cache: Any, extends: frozenset[str], step: Step, block_size: int) -> None:
-    """Laws 18, 19 and 20, against what the other methods have just shown; 20 where the call acted."""
-    view = step.after
+def check_extensions(cache: Any, extends: frozenset[str], view: View, block_size: int) -> None:
+    """Laws 18, 19 and 20, against what the other methods have just shown."""
     if "check" in extends:
         _check_books(cache)
     layers = range(len(next(iter(view.lens.values()), [])))
@@ -41,9 +26,10 @@ def check_extensions(cache: Any, extends: frozenset[str], step: Step, block_size
         _check_page_table(cache, [], 0, view, block_size)
         for layer in layers:  # everybody, one of them twice
             _check_page_table(cache, [*view.tables, min(view.tables)], layer, view, block_size)
-    if "gather_runs" in extends and step.seq in view.contents:
-        for layer in layers:
-            _check_runs(cache, step.seq, layer, view)
+    if "gather_runs" in extends:
+        for seq in view.contents:
+            for layer in layers:
+                _check_runs(cache, seq, layer, view)
 
 
 def _check_books(cache: Any) -> None:

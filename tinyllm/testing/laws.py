@@ -50,6 +50,7 @@ class LawBroken(AssertionError):  # noqa: N818 - a verdict, not an accident
         name: the check that saw it.
         trace: the program that shows it, in the trace language; replaying it breaks the same law.
         story: law, program, tables, expected and found, for a person; also `str()` of the error.
+        beyond: only what the cache offers beyond the ten methods showed it.
     """
 
     def __init__(self, law: int, name: str, expected: str, found: str) -> None:
@@ -60,6 +61,7 @@ class LawBroken(AssertionError):  # noqa: N818 - a verdict, not an accident
         self.found = found
         self.trace = ""
         self.story = ""
+        self.beyond = False
 
     def __str__(self) -> str:
         title = LAWS[self.law][0]

@@ -13,6 +13,7 @@ from tinyllm.testing.laws import JUNK, JUNK_BLOCK, LawBroken, View
 from tinyllm.testing.oracle import Oracle
 from tinyllm.testing.watch import watched
 
+OVERWRITTEN = "what its caller wrote into an earlier one"
 LAW_OF = {
     "new": 15,
     "add": 13,
@@ -53,9 +54,8 @@ def look(cache: Any, oracle: Oracle, offers: frozenset[str], answers: list[Answe
         warnings.simplefilter("error", RuntimeWarning)  # a cast that is late, say (law 3)
         try:
             view = _view(cache, oracle, offers, answers)
-        except LawBroken:
-            _check_overwritten(cache, oracle, offers)
-            raise
+        except LawBroken as broken:
+            raise _overwritten(cache, oracle, offers) or broken from broken.__cause__
     check_answers(earlier + answers)
     for answer in answers:
         if not answer.call.startswith("block_table"):
@@ -71,14 +71,13 @@ def check_answers(answers: list[Answer]) -> None:
             raise LawBroken(12, "answers", f"what {call} returned stays as its caller left it", "it changed")
 
 
-def _check_overwritten(cache: Any, oracle: Oracle, offers: frozenset[str]) -> None:
+def _overwritten(cache: Any, oracle: Oracle, offers: frozenset[str]) -> LawBroken | None:
     """Law 12, where a table that its caller has overwritten is what made another call fail."""
     for seq in oracle.tables if "block-tables" in offers else ():
         table, _ = attempt(lambda seq=seq: cache.block_table(seq))  # type: ignore[misc]
         if isinstance(table, np.ndarray) and table.dtype == np.int32 and (table <= JUNK_BLOCK).any():
-            raise LawBroken(
-                12, "table", f"block_table({seq}) is a copy", "what its caller wrote into an earlier one"
-            )
+            return LawBroken(12, "table", f"block_table({seq}) is a copy", OVERWRITTEN)
+    return None
 
 
 def _view(cache: Any, oracle: Oracle, offers: frozenset[str], answers: list[Answer]) -> View:
@@ -91,7 +90,7 @@ def _view(cache: Any, oracle: Oracle, offers: frozenset[str], answers: list[Answ
         return View(tables, lens, contents, {}, 0)
     stats = _ask(cache, "stats", "stats")
     if isinstance(stats, dict) and any(stats.get(key) is JUNK for key in COUNTS):
-        raise LawBroken(12, "stats", "stats() is a copy", "what its caller wrote into an earlier one")
+        raise LawBroken(12, "stats", "stats() is a copy", OVERWRITTEN)
     if not isinstance(stats, dict) or any(not _is_count(stats.get(key)) for key in COUNTS):
         raise LawBroken(5, "stats", f"stats() counts {', '.join(COUNTS)}", shown(stats))
     counts = {key: int(stats[key]) for key in COUNTS}
@@ -124,9 +123,7 @@ def _table(cache: Any, seq: int, oracle: Oracle, answers: list[Answer]) -> list[
         raise LawBroken(1, "table", f"block_table({seq}) is a one-dimensional int32 array", shown(table))
     ids: list[int] = table.tolist()
     if any(block <= JUNK_BLOCK for block in ids):
-        raise LawBroken(
-            12, "table", f"block_table({seq}) is a copy", "what its caller wrote into an earlier one"
-        )
+        raise LawBroken(12, "table", f"block_table({seq}) is a copy", OVERWRITTEN)
     if any(not 0 <= block < num_blocks for block in ids):
         raise LawBroken(1, "table", f"block ids in [0, {num_blocks})", f"block_table({seq}) == {ids}")
     scribble(table, JUNK_BLOCK - oracle.look())  # at once, each differently

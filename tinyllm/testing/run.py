@@ -6,12 +6,11 @@ planted bug, a counterexample that is replayed. So whatever fails anywhere is a 
 
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 from tinyllm.testing import laws, trace
 from tinyllm.testing.contract import Config, Factory, PagedCache, capabilities, extensions
-from tinyllm.testing.extensions import Asked, ask_need, check_extensions, check_need
+from tinyllm.testing.extensions import check_extensions, check_need
 from tinyllm.testing.laws import JUNK, LawBroken, Sharing, Step, View
 from tinyllm.testing.look import LAW_OF, Answer, attempt, image, look, named, scribble
 from tinyllm.testing.oracle import Oracle
@@ -44,7 +43,7 @@ class Run:
         self.refused = False  # the last line was
         self._cache: PagedCache | None = None
         self._step: Step | None = None
-        self._need: tuple[Asked, int] | None = None  # what blocks_needed said of the line, and its price
+        self._wrong_need: LawBroken | None = None  # the first time that blocks_needed was wrong
         self._answers: list[Answer] = []
         self._scalars = 0
         self._cost = 0  # of what was done since the cache was last looked at
@@ -63,14 +62,13 @@ class Run:
         self.hold()
 
     def hold(self) -> None:
-        """Hold the cache to every law after a line: the three invariants, in order."""
+        """Both invariants, in order."""
         self.block_conservation()
         self.parent_immutability()
-        self.rest_of_the_laws()
 
     def do(self, op: Op) -> None:
         """Run one line; what it must do by itself (be refused, or not) is checked here."""
-        self._step, self.refused, self._need = None, False, None
+        self._step, self.refused = None, False
         self._offered(op)
         expected = self.refusals(op)
         if bool(op.refusal) != bool(expected) or (expected and op.refusal not in expected):
@@ -93,24 +91,29 @@ class Run:
         self._check(lambda step, oracle: laws.check_contents(step, oracle, own=False))
         self._check(lambda step, oracle: laws.check_contents(step, oracle, own=True))
 
-    def rest_of_the_laws(self) -> None:
-        """What goes beyond the ten methods (16 to 20), if these show what they should even now."""
-        if not self.closed:
-            self._told(self._rest)
+    def finish(self) -> None:
+        """Hold what goes beyond the ten methods to its laws (16 to 20), as the cache is now.
 
-    def _rest(self) -> None:
+        At the end of a program, so that a fault of the ten methods is told as theirs.
+        """
+        if self._cache is None or self.closed or any(map(self._lags, self.oracle.tables)):
+            return
+        self._told(self._finish)
+
+    def _lags(self, seq: int) -> bool:
+        """Whether a step is under way: more layers have to follow."""
+        return "independent-layers" not in self.offers and len(set(self.oracle.lens(seq))) > 1
+
+    def _finish(self) -> None:
         try:
-            if self._need is not None and "exact-cost" in self.offers:
-                check_need(self._need[0], self.ops[-1].args, self._need[1])
-            if self._step is not None:
-                check_extensions(self._cache, self.extends, self._step, self.config.block_size)
-        except LawBroken:
-            if self._step is not None:
-                self._step = replace(
-                    self._step, after=look(self._cache, self.oracle, self.offers, self._answers)
-                )
-                self.block_conservation()
-                self.parent_immutability()
+            if self._wrong_need:
+                raise self._wrong_need
+            check_extensions(self._cache, self.extends, self.view, self.config.block_size)
+        except LawBroken as broken:
+            laws.check_unchanged(
+                self.view, look(self._cache, self.oracle, self.offers, self._answers), "reads"
+            )
+            broken.beyond = True
             raise
 
     def refusals(self, op: Op) -> frozenset[str]:
@@ -192,8 +195,8 @@ class Run:
 
     def _do(self, op: Op, expected: frozenset[str]) -> None:
         price = 0 if expected else self._price(op)
-        if op.name == "append" and expected <= {"OutOfBlocks"} and {"blocks_needed"} <= self.extends:
-            self._need = ask_need(self._cache, op.args), self._price(op)
+        if op.name == "append" and expected <= {"OutOfBlocks"} and self._wrong_need is None:
+            self._wrong_need = self._ask_need(op)
         raised = self._call(op)
         out_of_blocks = raised is not None and "OutOfBlocks" in _names(raised)
         may_refuse = "exact-cost" not in self.offers and op.name in {"append", "fork"}
@@ -223,6 +226,15 @@ class Run:
             layer = None  # all of them were appended to
         self._step = Step(op.name, seq, layer, self._cost, before, self.view, self._shared)
         self._cost, self._shared = 0, laws.sharing(self.oracle.tables)
+
+    def _ask_need(self, op: Op) -> LawBroken | None:
+        """What is wrong with what `blocks_needed` says of the line, if anything."""
+        if "blocks_needed" in self.extends and "exact-cost" in self.offers:
+            try:
+                check_need(self._cache, op.args, self._price(op))
+            except LawBroken as broken:
+                return broken
+        return None
 
     def _in_step(self, op: Op) -> bool:
         """Whether more layers have to follow before the cache says again what it holds."""
@@ -286,6 +298,7 @@ class Run:
         cache, error = attempt(lambda: self.factory(*op.args))  # type: ignore[arg-type]
         if error is None and not self.refusals(op):
             self._cache, self.closed, self.extends = cache, False, extensions(cache)
+            self._wrong_need = None
         return error
 
     def _raises(
@@ -318,6 +331,7 @@ def replay(factory: Factory, text: str) -> Run:
     run = Run(factory)
     for op in parse(text):
         run.step(op)
+    run.finish()
     return run
 
 

@@ -31,7 +31,7 @@ def shorten(factory: Factory, broken: LawBroken) -> LawBroken:
         smaller = _breaks(factory, ops)
         if smaller is not None and isinstance(smaller.__cause__, NotReturned):
             left -= WORK // 8
-        if smaller is not None and smaller.law == broken.law:
+        if smaller is not None and (smaller.law, smaller.beyond) == (broken.law, broken.beyond):
             broken = smaller
             candidates = _smaller(parse(broken.trace))
     return broken

@@ -7,6 +7,7 @@ from tinyllm.testing.oracle import Oracle
 
 LINES = 40  # of a program; more do not fit on a screen, and `LawBroken.trace` has them all
 BLOCKS = 8  # of a table
+SEQUENCES = 8  # likewise
 
 
 def tell(broken: LawBroken, factory: Factory, oracle: Oracle, view: View) -> str:
@@ -45,7 +46,7 @@ def _drawn(oracle: Oracle, view: View) -> list[str]:
     ]
     if view.lens and not view.tables:
         lines = ["The lengths of the layers as last seen:", ""]
-    for seq, lens in view.lens.items():
+    for seq, lens in list(view.lens.items())[:SEQUENCES]:
         table = view.tables.get(seq, [])
         shown = range(min(len(table), BLOCKS))
         marks = [f"b{table[i]}{'*' if len(held_by[seq, i]) > 1 else ''}" for i in shown]
@@ -58,5 +59,7 @@ def _drawn(oracle: Oracle, view: View) -> list[str]:
             cells = [min(max(length - i * size, 0), size) for i in shown]
             drawn = "".join(f"{'[' + '#' * n + '.' * (size - n) + ']':{width}}" for n in cells)
             lines.append(f"  {f'  layer {layer}':13}{drawn}{length} long".rstrip())
+    if len(view.lens) > SEQUENCES:
+        lines.append(f"  ... {len(view.lens) - SEQUENCES} more sequences")
     free = [f"  {view.stats['free']} of {oracle.config.num_blocks} blocks free"] if view.stats else []
     return [*lines, *free]
