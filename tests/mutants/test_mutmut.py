@@ -127,7 +127,7 @@ def test_every_listed_change_applies_to_the_source_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", ["-lens[layer] = stop\n+lens[layer] = start", "-refs[block] = 1\n+refs[block] = 2"]
+    "change", ["-lens[layer] = stop\n+lens[layer] = start", "-if need > len(free):\n+if need >= len(free):"]
 )
 def test_a_change_that_a_trace_notices_is_no_equivalent(change: str) -> None:
     assert generic.noticed(change).startswith("a trace: law ")

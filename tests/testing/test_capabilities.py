@@ -22,6 +22,9 @@ from tinyllm.testing.trace import NotOffered
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MANAGER, CELLS = ("block_manager.py", "make"), ("cells.py", "CellCache")
 FEW = settings(profile("ci"), max_examples=60, phases=[Phase.generate])
+MANY = settings(
+    profile("ci"), max_examples=600
+)  # what is found late in one process may be found early in another
 
 
 @pytest.fixture(autouse=True)
@@ -109,14 +112,14 @@ CELL_BUGS = {
 @pytest.mark.parametrize("bug", MANAGER_BUGS)
 def test_a_bug_in_a_manager_of_ids_is_caught(bug: str) -> None:
     with pytest.raises(LawBroken) as caught:
-        check_cache(planted(*MANAGER, MANAGER_BUGS[bug]), settings=FEW)
+        check_cache(planted(*MANAGER, MANAGER_BUGS[bug]), settings=MANY)
     assert caught.value.trace
 
 
 @pytest.mark.parametrize("bug", CELL_BUGS)
 def test_a_bug_in_a_pool_of_cells_is_caught(bug: str) -> None:
     with pytest.raises(LawBroken) as caught:
-        check_cache(planted(*CELLS, CELL_BUGS[bug]), settings=FEW)
+        check_cache(planted(*CELLS, CELL_BUGS[bug]), settings=MANY)
     assert caught.value.trace
 
 

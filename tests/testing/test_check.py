@@ -105,7 +105,7 @@ def test_a_wrong_cache_breaks_its_law(
     name: str, law: int, named: Named, breaks: Breaks, again: Again
 ) -> None:
     factory = named(name)
-    broken = breaks(lambda: check_cache(factory, settings=FEW))
+    broken = breaks(lambda: check_cache(factory, settings=FEW if law > 15 else None))
     assert broken.law == law, str(broken)
     assert str(broken).startswith(f"law {law}, {LAWS[law][0]}: ")
     assert not getattr(broken, "__notes__", [])

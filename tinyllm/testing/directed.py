@@ -257,6 +257,29 @@ def _program(text: str) -> Callable[[Factory], None]:
     return case
 
 
+ONE_LAYER = """
+new 4 2 1 1 2
+add 0
+append 0 0 3
+fork 0 1
+fork 1 2
+add 3
+append 3 0 3
+append 1 0 1 ! OutOfBlocks
+append 0 0 2 ! OutOfBlocks
+append 3 0 1
+append 3 0 1 ! OutOfBlocks
+free 3
+append 1 0 1
+append 2 0 1
+append 0 0 1
+append 0 0 1 ! OutOfBlocks
+free 2
+append 0 0 2
+free 0
+append 1 0 4
+free 1
+"""
 ROLLBACK = """
 new 8 2 2 1 2
 add 0
@@ -296,6 +319,7 @@ TRACES = {
     "wrong arguments": WRONG,
     "forms of arrays": _forms(),
     "special values": _special_values(),
+    "one layer": ONE_LAYER,
     "uneven layers": UNEVEN,
     "a chain of forks": CHAIN,
     "strange ids": _strange_ids(),
