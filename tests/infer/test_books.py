@@ -2,8 +2,11 @@
 
 import inspect
 
+import numpy as np
+
 import tinyllm.infer.paged
 from tinyllm.infer.books import csr, draw
+from tinyllm.infer.paged import PagedKVCache
 
 
 def test_a_character_a_block_and_64_a_line() -> None:
@@ -19,3 +22,11 @@ def test_rows_are_covered_and_no_more() -> None:
 
 def test_the_reference_is_read_in_one_sitting() -> None:
     assert len(inspect.getsource(tinyllm.infer.paged).splitlines()) <= 320
+
+
+def test_blocks_of_a_sequence_that_grows_alone_are_one_run() -> None:
+    """The reference hands out new blocks in their order; other caches may do as they like."""
+    cache = PagedKVCache(8, 2, 1, 2, 3)
+    cache.add_seq(0)
+    cache.append(0, 0, np.ones((2, 7, 3)), np.ones((2, 7, 3)))
+    assert [k.shape for k, _ in cache.gather_runs(0, 0)] == [(2, 7, 3)]

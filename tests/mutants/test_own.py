@@ -67,6 +67,15 @@ def test_the_properties_alone_kill() -> None:
     assert (order.status, found.code) == ("survived", 0)
 
 
+def test_none_of_them_asks_for_an_order_of_the_free_blocks() -> None:
+    """With `-x` a grader would stop at the first that does: each has to pass."""
+    (order,) = [bug for bug in bugs.load_set("course") if bug.survives]
+    quick = ("--hypothesis-profile=tinyllm-dev",)
+    grader = Grader((str(OWN),), plant.find(bugs.MODULE), [order], jobs=2, keep_going=True, options=quick)
+    (result,) = grader.grade(lambda *_: None).results
+    assert (result.status, result.killed_by) == ("survived", [])
+
+
 MEANINGS = {
     verdict.PASS: "pass",
     verdict.WEAK: "a law is broken",

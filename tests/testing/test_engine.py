@@ -169,7 +169,7 @@ def test_a_right_engine_passes(name: str, command: Command, monkeypatch: pytest.
 @pytest.mark.parametrize("name", NAMES)
 def test_an_engine_with_a_bug_is_caught(name: str, bug: str, command: Command, breaks: Breaks) -> None:
     factory = load(exec_of(command(name, bug=bug)))
-    broken = breaks(lambda: check_cache(factory, settings=FEW))
+    broken = breaks(lambda: check_cache(factory, settings=profile("ci")))
     assert broken.law in LAWS_BROKEN[bug][1], str(broken)
     assert "EngineError" not in str(broken)
     breaks(lambda: replay(factory, broken.trace))
