@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinyllm.infer.paged import OutOfBlocks, PagedKVCache
@@ -231,10 +231,17 @@ WRONG: list[tuple[type[Exception], str, Callable[[PagedKVCache, Array], object]]
 ]
 
 
-@given(st.sampled_from(range(len(WRONG))), pools, MOVES)
-def test_a_bad_argument_is_refused_and_changes_nothing(number: int, model: Model, moves: Moves) -> None:
+@pytest.mark.parametrize(("error", "message", "call"), WRONG)
+@settings(max_examples=8)
+@given(model=pools, moves=MOVES)
+def test_a_bad_argument_is_refused_and_changes_nothing(
+    error: type[Exception],
+    message: str,
+    call: Callable[[PagedKVCache, Array], object],
+    model: Model,
+    moves: Moves,
+) -> None:
     """It is refused by an error that names the value and the bound."""
-    error, message, call = WRONG[number]
     model.play([*moves, ("add", 0)])
     before = model.observe()
     with pytest.raises(error, match=re.escape(message)):
