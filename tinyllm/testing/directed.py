@@ -319,7 +319,6 @@ TRACES = {
     "wrong arguments": WRONG,
     "forms of arrays": _forms(),
     "special values": _special_values(),
-    "one layer": ONE_LAYER,
     "uneven layers": UNEVEN,
     "a chain of forks": CHAIN,
     "strange ids": _strange_ids(),
@@ -329,6 +328,7 @@ TRACES = {
     "256 forks of one block": _many_holders(),
     "32,776 blocks": _many_blocks(),
     "use after close": CLOSED,
+    "one layer": ONE_LAYER,
 }
 """Name of a directed case that is a program, and the program."""
 
