@@ -51,3 +51,8 @@ def test_its_table_of_exit_codes_is_that_of_the_grader() -> None:
         verdict.TIMEOUT,
     ]
     assert f"| 1 | a law is broken, the score is below {verdict.THRESHOLD:.0%}".replace("%", " %") in README
+
+
+def test_no_path_of_a_machine_is_shown() -> None:
+    paths = re.findall(r"(?<![\w./:])/(?:home|root|tmp|work|Users|opt)\b\S*", README)
+    assert not paths, paths

@@ -167,4 +167,5 @@ def own_tests() -> Path:
     import tinyllm.testing  # noqa: PLC0415
 
     own = Path(mutants.__path__[0]).parent / "tests" / "own"
-    return own if own.is_dir() else Path(tinyllm.testing.__path__[0]) / "test_contract.py"
+    path = own if own.is_dir() else Path(tinyllm.testing.__path__[0]) / "test_contract.py"
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
