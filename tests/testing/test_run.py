@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tinyllm.infer.paged import OutOfBlocks, PagedKVCache
-from tinyllm.testing.contract import CAPABILITIES
+from tinyllm.testing.contract import CAPABILITIES, Factory
 from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.run import Run, replay
 from tinyllm.testing.trace import parse
@@ -132,3 +132,12 @@ def test_the_first_finding_is_kept() -> None:
         run.step(add)
     assert kept == [caught.value]
     assert kept[0].trace == "new 4 2 2 1 1\nadd 0\n"
+
+
+def test_a_view_that_only_the_end_of_a_program_shows_is_told_as_the_ten_methods_fault(
+    named: Callable[[str], Factory], breaks: Breaks
+) -> None:
+    broken = breaks(
+        lambda: replay(named("wrong_caches:GathersAView"), "new 2 2 1 1 1\nadd 0\nappend 0 0 1\n")
+    )
+    assert (broken.law, broken.beyond) == (12, False)

@@ -60,6 +60,8 @@ Seed = Annotated[
         parser=at_least(0), metavar="N", help="Of what Hypothesis draws; the first of several trials."
     ),
 ]
+Only = Annotated[list[str] | None, typer.Option(metavar="ID", help="Plant this one alone; may be repeated.")]
+BugSet = Annotated[str, typer.Option("--set", metavar="course|wild|engine|all", help="Which bugs to plant.")]
 
 
 def grade(
@@ -81,12 +83,8 @@ def grade(
         ),
     ] = None,
     seed: Seed = 0,
-    bug: Annotated[
-        list[str] | None, typer.Option(metavar="ID", help="Plant this one alone; may be repeated.")
-    ] = None,
-    bug_set: Annotated[
-        str, typer.Option("--set", metavar="course|wild|engine|all", help="Which bugs to plant.")
-    ] = "course",
+    bug: Only = None,
+    bug_set: BugSet = "course",
     bugs: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Plant the bugs of this TOML file.")
     ] = None,

@@ -15,7 +15,18 @@ from rich.table import Table
 
 from tinyllm.cli import need
 from tinyllm.cli.check import PROFILES
-from tinyllm.cli.grade import Jobs, Seed, at_least, check_writable, choose, cores, progress_bar, write
+from tinyllm.cli.grade import (
+    BugSet,
+    Jobs,
+    Only,
+    Seed,
+    at_least,
+    check_writable,
+    choose,
+    cores,
+    progress_bar,
+    write,
+)
 from tinyllm.cli.screen import fail, terminal
 
 if TYPE_CHECKING:
@@ -57,12 +68,8 @@ def power(
     ] = 10,
     jobs: Jobs = None,
     seed: Seed = 0,
-    bug: Annotated[
-        list[str] | None, typer.Option(metavar="ID", help="This bug alone; may be repeated.")
-    ] = None,
-    bug_set: Annotated[
-        str, typer.Option("--set", metavar="course|wild|engine|all", help="Which bugs.")
-    ] = "all",
+    bug: Only = None,
+    bug_set: BugSet = "all",
     profile: Annotated[
         str, typer.Option(metavar="dev|ci|deep", help="When to give up: 100, 200 or 5,000 programs.")
     ] = "ci",

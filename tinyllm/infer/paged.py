@@ -115,7 +115,7 @@ class PagedKVCache:
         table, lens = self._live(seq_id)
         refs, free, size = self._refs, self._free, self.block_size
 
-        # Plan: table[first:last] are the blocks that the new positions fall into.
+        # Plan: `blocks` are those that the new positions fall into, as far as there are any: table[first:].
         start, stop = lens[layer], lens[layer] + tokens
         first, blocks, shared, need = self._plan(table, start, stop)
         if need > len(free):

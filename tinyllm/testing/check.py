@@ -48,17 +48,18 @@ class Check(NamedTuple):
 def checks(factory: Factory, machine: type[CacheMachine], settings: Settings) -> list[Check]:
     """All checks in order, to be run one by one; `machine` counts its programs in its `tally`."""
     watch = watch_over(factory)
+    beyond: list[LawBroken] = []
 
     def entry(name: str) -> Check:
         return Check("catalogue", name, lambda: run_entry(factory, name, watch))
 
     def case(name: str) -> Check:
-        return Check("directed", name, lambda: run_directed(factory, name, watch))
+        return Check("directed", name, lambda: run_directed(factory, name, watch, beyond))
 
     return [
         *(entry(name) for name in CATALOGUE),
         *(case(name) for name in DIRECTED),
-        Check("machine", "random programs", lambda: run_machine(factory, machine, settings, watch)),
+        Check("machine", "random programs", lambda: run_machine(factory, machine, settings, watch, beyond)),
     ]
 
 
@@ -75,22 +76,31 @@ def run_entry(factory: Factory, name: str, watch: Watch | None = None) -> None:
         CATALOGUE[name].test(make)
 
 
-def run_directed(factory: Factory, name: str, watch: Watch | None = None) -> None:
-    """One directed case. Raises LawBroken with the shortest program found, or NotOffered."""
+def run_directed(
+    factory: Factory, name: str, watch: Watch | None = None, beyond: list[LawBroken] | None = None
+) -> None:
+    """One directed case. Raises LawBroken with the shortest program found, or NotOffered.
+
+    `beyond` receives what only the methods beyond the ten show; the first of it alone is shortened and told.
+    """
     with watch or watch_over(factory):
         try:
             DIRECTED[name](factory)
         except LawBroken as broken:
-            raise _shortest(factory, broken) from None
+            raise _shortest(factory, broken, beyond) from None
 
 
 def run_machine(
-    factory: Factory, machine: type[CacheMachine], settings: Settings, watch: Watch | None = None
+    factory: Factory,
+    machine: type[CacheMachine],
+    settings: Settings,
+    watch: Watch | None = None,
+    beyond: list[LawBroken] | None = None,
 ) -> None:
-    """The machine under `settings`. Raises LawBroken alone, with the shortest program found."""
+    """The machine under `settings`. Raises LawBroken alone, with the shortest program; `beyond` as above."""
     quiet = Settings(settings, verbosity=Verbosity.quiet, report_multiple_bugs=False)
     with watch or watch_over(factory):
-        found: list[LawBroken] = []
+        found = list(beyond or [])
         machine.beyond = found
         try:
             run_state_machine_as_test(machine, settings=quiet)
@@ -99,7 +109,7 @@ def run_machine(
         except Stopped as stopped:
             raise _shortest(factory, stopped.broken) from None
         except LawBroken as broken:
-            raise _shortest(factory, broken) from None
+            raise _shortest(factory, broken, beyond) from None
         except Flaky:  # a cache that fails now and then
             if not machine.broken:
                 raise
@@ -156,8 +166,12 @@ def check_cache(factory: Factory, *, settings: Settings | None = None, seed: int
     return Report(tuple(done), tuple(missing), programs, lines, time.monotonic() - started)
 
 
-def _shortest(factory: Factory, broken: LawBroken) -> LawBroken:
-    return _plain(shorten(factory, broken))
+def _shortest(factory: Factory, broken: LawBroken, beyond: list[LawBroken] | None = None) -> LawBroken:
+    if not (broken.beyond and beyond):
+        broken = shorten(factory, broken)
+    if broken.beyond and beyond is not None:
+        beyond.append(broken)
+    return _plain(broken)
 
 
 def _plain(broken: LawBroken) -> LawBroken:
