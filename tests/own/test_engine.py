@@ -225,7 +225,7 @@ def test_the_pool_is_drawn() -> None:
 
 def test_closed_means_closed() -> None:
     cache = made()
-    sizes = vars(cache).keys() - {"_k", "_v", "_refs", "_free", "_seqs"}
+    sizes = vars(cache).keys() - {"_k", "_v", "_read_k", "_read_v", "_refs", "_free", "_seqs"}
     cache.close()
     assert vars(cache).keys() == sizes  # nothing of the pool is kept
     calls: list[Callable[[], object]] = [

@@ -9,7 +9,8 @@ pages holds what was touched, and goes back to the system the moment the last ar
 import contextlib
 import math
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,24 +51,32 @@ def copied(window: Half) -> Half:
     return window.copy()
 
 
-def runs(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Split block ids, in order, into runs of consecutive ids: `[4, 5, 6, 2]` gives `(4, 7), (2, 3)`."""
-    if blocks and blocks == [*range(blocks[0], blocks[0] + len(blocks))]:  # most often, and found out quickly
-        yield blocks[0], blocks[0] + len(blocks)
-        return
-    start = 0
-    for i in range(1, len(blocks) + 1):
-        if i == len(blocks) or blocks[i] != blocks[i - 1] + 1:
-            yield blocks[start], blocks[i - 1] + 1
-            start = i
+def read_only(array: Half) -> Half:
+    """A view of `array` that cannot be written through, and neither can views of it."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
-def views(k: Half, v: Half, blocks: Sequence[int], length: int, size: int) -> list[tuple[Half, Half]]:
-    """The first `length` positions that `blocks` hold, in place: a pair of read-only views for each run.
+def runs(blocks: Sequence[int]) -> list[tuple[int, int]]:
+    """Split block ids, in order, into runs of consecutive ids: `[4, 5, 6, 2]` gives `[(4, 7), (2, 3)]`."""
+    if not blocks:
+        return []
+    if blocks == [*range(blocks[0], blocks[0] + len(blocks))]:  # most often, and found out quickly
+        return [(blocks[0], blocks[0] + len(blocks))]
+    ends = [i for i in range(1, len(blocks)) if blocks[i] != blocks[i - 1] + 1]
+    return [(blocks[a], blocks[b - 1] + 1) for a, b in pairwise([0, *ends, len(blocks)])]
+
+
+def views(
+    k: Half, v: Half, layer: int, blocks: Sequence[int], length: int, size: int
+) -> list[tuple[Half, Half]]:
+    """The first `length` positions that `blocks` hold, in place: a pair of views for each run.
 
     Args:
-        k: one layer's K `[H, slots, D]`, a view of the caller's own, which becomes read-only.
+        k: the pool's K `[L, H, slots, D]`; read-only, so that its views are.
         v: its V, likewise.
+        layer: in `[0, L)`.
         blocks: ids of blocks of `size` positions, in position order; more than the length needs are left out.
         length: positions, at least 0.
         size: positions in a block.
@@ -75,10 +84,10 @@ def views(k: Half, v: Half, blocks: Sequence[int], length: int, size: int) -> li
     Returns:
         Pairs of K and V, `[H, n, D]`, in position order.
     """
-    k.flags.writeable = v.flags.writeable = False
     found = []
     for first, last in runs(blocks[: -(-length // size)]):
-        n = min((last - first) * size, length)
-        found.append((k[:, first * size : first * size + n], v[:, first * size : first * size + n]))
-        length -= n
+        start = first * size
+        stop = min(last * size, start + length)
+        found.append((k[layer, :, start:stop], v[layer, :, start:stop]))
+        length -= stop - start
     return found

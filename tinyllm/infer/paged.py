@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tinyllm.infer import books
 from tinyllm.infer.arguments import as_chunk, as_integer, as_layer, as_size
-from tinyllm.infer.memory import Half, copied, runs, views, zeros
+from tinyllm.infer.memory import Half, copied, read_only, runs, views, zeros
 
 
 class OutOfBlocks(RuntimeError):  # noqa: N818 - the chapter's name
@@ -64,6 +64,7 @@ class PagedKVCache:
         # [L, H, slots, D]: block b is slots [b * B, (b + 1) * B), so neighbouring blocks are one slice.
         shape = (self.n_layers, self.n_kv_heads, self.num_blocks * self.block_size, self.d_head)
         self._k, self._v = zeros(shape), zeros(shape)
+        self._read_k, self._read_v = read_only(self._k), read_only(self._v)
         self._refs = [0] * self.num_blocks  # how many tables hold each block [6]
         self._free = list(range(self.num_blocks - 1, -1, -1))  # a stack: what was freed last goes out next
         self._seqs: dict[int, _Sequence] = {}
@@ -114,29 +115,13 @@ class PagedKVCache:
         layer = as_layer(layer, self.n_layers)
         table, lens = self._live(seq_id)
         refs, free, size = self._refs, self._free, self.block_size
-
         # Plan: `blocks` are those that the new positions fall into, as far as there are any: table[first:].
         start, stop = lens[layer], lens[layer] + tokens
         first, blocks, shared, need = self._plan(table, start, stop)
         if need > len(free):
             raise OutOfBlocks(need, len(free))
-
-        # Claim: the ids on top of the stack, in the order they come off. They stay there for now.
-        claimed = free[: -need - 1 : -1]
-        copies, fresh = claimed[: len(shared)], claimed[len(shared) :]
-        originals = [blocks[i] for i in shared]
-        for i, copy in zip(shared, copies):
-            blocks[i] = copy
-        blocks += fresh
-        counts = zip(claimed + originals, [1] * need + [refs[block] - 1 for block in originals])
-        taken = iter(claimed)
-
         # Write: into claimed blocks, and into slots past this layer's length in blocks held by no one else.
-        for pool in (self._k, self._v) if need else ():
-            for original, copy in zip(originals, copies):
-                pool[:, :, self._slots(copy)] = pool[:, :, self._slots(original)]
-            for a, b in runs(fresh):
-                pool[:, :, self._slots(a, b - a)] = 0  # slots that no layer has appended to read zero [11]
+        taken, counts = self._claim(blocks, shared, need) if need else ((), ())
         slot, done = start % size, 0
         for a, b in runs(blocks):
             at = a * size + slot
@@ -144,7 +129,6 @@ class PagedKVCache:
             self._k[layer, :, at : at + n] = k[:, done : done + n]
             self._v[layer, :, at : at + n] = v[:, done : done + n]
             slot, done = 0, done + n
-
         # Commit
         table[first : first + len(blocks)] = blocks
         for block, count in counts:
@@ -203,7 +187,7 @@ class PagedKVCache:
         """What `gather` copies, in place: read-only views `[H, n, D]`, until the next change [20]."""
         layer = as_layer(layer, self.n_layers)
         table, lens = self._live(seq_id)
-        return views(self._k[layer], self._v[layer], table, lens[layer], self.block_size)
+        return views(self._read_k, self._read_v, layer, table, lens[layer], self.block_size)
 
     def page_table(self, seq_ids: Iterable[int], layer: int) -> tuple[books.Ints, books.Ints, books.Ints]:
         """The blocks of several sequences as attention kernels take them, by FlashInfer's convention [18].
@@ -254,7 +238,7 @@ class PagedKVCache:
     def close(self) -> None:
         """Give the memory back, as dropping the last reference does; closing twice is fine [14]."""
         self._closed = True
-        for name in ("_k", "_v", "_refs", "_free", "_seqs"):
+        for name in ("_k", "_v", "_read_k", "_read_v", "_refs", "_free", "_seqs"):
             vars(self).pop(name, None)
 
     def __enter__(self) -> Self:
@@ -295,6 +279,21 @@ class PagedKVCache:
         blocks = table[first:last]
         shared = [i for i, block in enumerate(blocks) if refs[block] > 1]
         return first, blocks, shared, len(shared) + max(0, last - len(table))
+
+    def _claim(self, blocks: list[int], shared: list[int], need: int) -> tuple[Iterable[int], Iterable[Any]]:
+        """Put free blocks into `blocks`, at `shared` copies of what is there; also the counts to come."""
+        refs, claimed = self._refs, self._free[: -need - 1 : -1]  # in the order they will come off the stack
+        copies, fresh = claimed[: len(shared)], claimed[len(shared) :]
+        originals = [blocks[i] for i in shared]
+        for i, copy in zip(shared, copies):
+            blocks[i] = copy
+        blocks += fresh
+        for pool in (self._k, self._v):
+            for original, copy in zip(originals, copies):
+                pool[:, :, self._slots(copy)] = pool[:, :, self._slots(original)]
+            for a, b in runs(fresh):
+                pool[:, :, self._slots(a, b - a)] = 0  # slots that no layer has appended to read zero [11]
+        return iter(claimed), zip(claimed + originals, [1] * need + [refs[block] - 1 for block in originals])
 
     def _release(self, blocks: list[int]) -> None:
         """Drop one reference to each block; those that no other table holds are free again [6]."""
