@@ -230,3 +230,54 @@ def test_anything_with_an_index_is_an_integer() -> None:
 
 def test_the_package_offers_it() -> None:
     assert tinyllm.KVCache is KVCache and tinyllm.CacheFull is CacheFull
+
+
+def filled(*lens: int) -> KVCache:
+    cache = KVCache(8, len(lens), 2, 3)
+    for layer, n in enumerate(lens):
+        for i in range(n):
+            one = np.full((2, 1, 3), i + 10 * layer)
+            cache.append(layer, one, -one)
+    return cache
+
+
+def test_truncate_cuts_the_layers_that_are_longer() -> None:
+    cache = filled(5, 2, 0)
+    cache.truncate(3)
+    assert [cache.seq_len(layer) for layer in range(3)] == [3, 2, 0]
+    cache.append(0, np.full((2, 1, 3), 99), np.full((2, 1, 3), 98))
+    k, v = cache.gather(0)
+    assert k[0, :, 0].tolist() == [0, 1, 2, 99]
+    assert v[1, :, 2].tolist() == [0, -1, -2, 98]
+    cache.truncate(0)
+    assert [cache.seq_len(layer) for layer in range(3)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("length", [-1, 6])
+def test_truncate_out_of_bounds_changes_nothing(length: int) -> None:
+    cache = filled(5, 2)
+    with pytest.raises(ValueError, match=rf"length {length} is outside \[0, 5\], the longest layer's length"):
+        cache.truncate(length)
+    with pytest.raises(TypeError, match="length must be an integer"):
+        cache.truncate(1.0)  # type: ignore[arg-type]
+    assert [cache.seq_len(layer) for layer in range(2)] == [5, 2]
+
+
+def test_a_copy_is_an_equal_in_memory_of_its_own() -> None:
+    cache = filled(5, 2)
+    twin = cache.copy()
+    assert (twin.max_len, twin.n_layers, twin.n_kv_heads, twin.d_head) == (8, 2, 2, 3)
+    assert twin.dtype == cache.dtype
+    for one in (cache, twin):
+        one.append(1, np.full((2, 1, 3), 50), np.full((2, 1, 3), 51))
+    twin.append(1, np.full((2, 1, 3), 60), np.full((2, 1, 3), 61))
+    cache.append(1, np.full((2, 1, 3), 70), np.full((2, 1, 3), 71))
+    assert cache.gather(1)[0][0, :, 0].tolist() == [10, 11, 50, 70]
+    assert twin.gather(1)[0][0, :, 0].tolist() == [10, 11, 50, 60]
+    assert twin.gather(1)[1][1, :, 1].tolist() == [-10, -11, 51, 61]
+    assert KVCache(4, 1, 1, 1, np.float32).copy().dtype == np.float32
+
+
+def test_bytes_are_of_k_and_v() -> None:
+    assert KVCache(8, 2, 3, 5).nbytes == 2 * 8 * 2 * 3 * 5 * 2
+    assert KVCache(8, 2, 3, 5, np.float64).nbytes == 2 * 8 * 2 * 3 * 5 * 8

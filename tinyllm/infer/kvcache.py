@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from tinyllm.infer.arguments import as_chunk, as_layer, as_size
+from tinyllm.infer.arguments import as_chunk, as_integer, as_layer, as_size
 
 
 class CacheFull(RuntimeError):  # noqa: N818 - a sibling of OutOfBlocks
@@ -88,8 +88,8 @@ class KVCache:
     def gather(self, layer: int) -> tuple[NDArray[np.floating[Any]], NDArray[np.floating[Any]]]:
         """All K and V of the layer, in position order: read-only views `[H, seq_len, D]` of `dtype`.
 
-        Nothing is copied. A position, once written, never changes, so a view stays valid through later
-        appends and shows the positions it was made with; it keeps the cache's memory alive.
+        Nothing is copied. A position, once written, never changes until it is cut off, so a view stays valid
+        through later appends and shows the positions it was made with; it keeps the cache's memory alive.
 
         Raises IndexError: no such layer. TypeError: the layer is not an integer.
         """
@@ -98,6 +98,29 @@ class KVCache:
         k, v = self._k[layer, :, :stop], self._v[layer, :, :stop]
         k.flags.writeable = v.flags.writeable = False
         return k, v
+
+    def truncate(self, length: int) -> None:
+        """Cut every layer to at most `length` positions.
+
+        Raises ValueError: `length` is negative, or beyond the longest layer. TypeError: it is no integer.
+        """
+        length = as_integer("length", length)
+        if not 0 <= length <= max(self._lens):
+            raise ValueError(f"length {length} is outside [0, {max(self._lens)}], the longest layer's length")
+        self._lens = [min(n, length) for n in self._lens]
+
+    def copy(self) -> "KVCache":
+        """An equal of this cache in memory of its own; it costs as much. Raises MemoryError."""
+        twin = KVCache(self.max_len, self.n_layers, self.n_kv_heads, self.d_head, self.dtype)
+        for layer, n in enumerate(self._lens):
+            twin._k[layer, :, :n], twin._v[layer, :, :n] = self._k[layer, :, :n], self._v[layer, :, :n]
+        twin._lens = self._lens.copy()
+        return twin
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of K and V, filled or not."""
+        return self._k.nbytes + self._v.nbytes
 
     def seq_len(self, layer: int = 0) -> int:
         """How many positions the layer holds.
