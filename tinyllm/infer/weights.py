@@ -155,8 +155,8 @@ def _positive(file: GGUF, setting: str, default: float | None = None) -> float:
 
 def _no_strange_settings(file: GGUF) -> None:
     for key, value in file.metadata.items():
-        setting = key.removeprefix("llama.")
-        if setting not in {key, *READ} and value not in NEUTRAL.get(setting, ()):
+        space, _, setting = key.partition(".")
+        if space == "llama" and setting not in READ and value not in NEUTRAL.get(setting, ()):
             shown = f"a list of {len(value)}" if isinstance(value, list) else repr(value)
             raise ModelError(f"{file.path.name} has {key}, {shown}, which this decoder does not do")
 
@@ -167,14 +167,14 @@ def _no_strange_tensors(file: GGUF, sizes: LlamaConfig) -> None:
     for name, tensor in file.tensors.items():
         if name not in known:
             what = "scaled rotary embeddings" if name.startswith("rope_") else "not known to this decoder"
-            raise ModelError(f"{file.path.name} has {name}, {tensor.type_name} {list(tensor.shape)}: {what}")
+            raise ModelError(f"{file.path.name} has {name}, {tensor.type} {list(tensor.shape)}: {what}")
 
 
 def _dequantize(file: GGUF, tensor: Tensor) -> Array:
     from gguf import GGMLQuantizationType, dequantize  # noqa: PLC0415 - the extra may be missing
 
     with np.errstate(all="ignore"):  # what is not finite is looked for below
-        array: Array = dequantize(file.raw(tensor), GGMLQuantizationType(tensor.type))
+        array: Array = dequantize(file.raw(tensor), GGMLQuantizationType[tensor.type])
         finite = math.isfinite(array.min()) and math.isfinite(array.max())  # either is NaN if any number is
     if not finite:
         raise ModelError(f"{file.path.name} is damaged: {tensor.name} has weights that are not finite")
