@@ -1,6 +1,7 @@
 """Without the extra `check` the cache works, and the command says what is missing."""
 
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -51,13 +52,20 @@ def run(tmp_path: Path) -> Run:
         ("hypothesis", ["grade", "."]),
         ("pytest", ["grade", "."]),
         ("jinja2", ["start", "folder"]),
+        ("platformdirs", ["model", "path"]),
+        ("platformdirs", ["model", "fetch"]),
+        ("gguf", ["model", "info", "--model", "tiny.gguf"]),
     ],
 )
-def test_the_command_names_the_extra(run: Run, missing: str, arguments: list[str]) -> None:
+def test_the_command_names_the_extra(run: Run, tmp_path: Path, missing: str, arguments: list[str]) -> None:
+    tiny = struct.pack("<4sIQQQ", b"GGUF", 3, 1, 0, 1) + b"t" + struct.pack("<IQIQ", 1, 1, 0, 0) + bytes(64)
+    (tmp_path / "tiny.gguf").write_bytes(tiny)  # one tensor, t
     done = run({missing}, f"from tinyllm.cli import main\nmain({arguments})")
     assert (done.returncode, done.stdout) == (2, "")
-    extra = "it is in the extra: pip install 'tinyllm-paged[check]'"
-    assert done.stderr == f"tinyllm: {missing} is missing; {extra}\n"
+    extra = "model" if arguments[0] == "model" else "check"
+    assert done.stderr == (
+        f"tinyllm: {missing} is missing; it is in the extra: pip install 'tinyllm-paged[{extra}]'\n"
+    )
 
 
 def test_what_works_without_works(run: Run) -> None:

@@ -4,8 +4,11 @@ import signal
 import sys
 from collections.abc import Sequence
 
-EXTRA = frozenset({"hypothesis", "jinja2", "pytest", "rich", "typer"})
-"""What the command cannot do without, and `tinyllm.infer` can."""
+EXTRAS = {
+    **dict.fromkeys(("hypothesis", "jinja2", "pytest", "rich", "typer"), "check"),
+    **dict.fromkeys(("gguf", "platformdirs", "tokenizers"), "model"),
+}
+"""What the command cannot do without, and `tinyllm.infer` can; and which extra brings it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -21,10 +24,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except ModuleNotFoundError as error:
-        if error.name not in EXTRA:
+        if error.name not in EXTRAS:
             raise
         print(  # noqa: T201 - rich is what may be missing
-            f"tinyllm: {error.name} is missing; it is in the extra: pip install 'tinyllm-paged[check]'",
+            f"tinyllm: {error.name} is missing; it is in the extra: "
+            f"pip install 'tinyllm-paged[{EXTRAS[error.name]}]'",
             file=sys.stderr,
         )
         sys.exit(2)

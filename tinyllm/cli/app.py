@@ -7,6 +7,7 @@ import typer
 from rich.markup import escape
 
 from tinyllm import __version__
+from tinyllm.cli import model
 from tinyllm.cli.check import check
 from tinyllm.cli.grade import grade
 from tinyllm.cli.power import power
@@ -29,6 +30,7 @@ app.command()(check)
 app.command()(grade)
 app.command()(power)
 app.command()(replay)
+app.add_typer(model.app, name="model")
 
 
 def _version(asked: bool) -> None:

@@ -1,0 +1,85 @@
+"""The model gives the ids and logits that transformers gives; generate.py says where truth.npz is from."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tinyllm.infer.attention import Attention, gathered, in_place
+from tinyllm.infer.kvcache import KVCache
+from tinyllm.infer.llama import LayerCache, Llama, PagedSequence, greedy
+from tinyllm.infer.paged import PagedKVCache
+from tinyllm.infer.tokenizer import Tokenizer
+
+PROMPTS = ("plain", "chat")
+LONGEST = 100
+TEXTS = {
+    "plain": ("The capital of France is", " Paris.\n\nThe answer is: 2018"),
+    "chat": ("What is the capital of France?", "The capital of France is Paris."),
+}
+Truth = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def truth() -> Truth:
+    with np.load(Path(__file__).with_name("truth.npz")) as stored:
+        return dict(stored)
+
+
+def contiguous(llama: Llama, dtype: Any) -> LayerCache:
+    sizes = llama.config
+    return KVCache(LONGEST, sizes.n_layers, sizes.n_kv_heads, sizes.d_head, dtype)
+
+
+def paged(llama: Llama, block_size: int) -> LayerCache:
+    sizes = llama.config
+    blocks = -(-LONGEST // block_size)
+    cache = PagedKVCache(blocks, block_size, sizes.n_layers, sizes.n_kv_heads, sizes.d_head)
+    cache.add_seq(0)
+    return PagedSequence(cache, 0)
+
+
+def test_the_logits_of_the_prompts(llama: Llama, truth: Truth) -> None:
+    for name in PROMPTS:
+        logits = llama.forward(truth[f"{name}_prompt"], contiguous(llama, np.float32)).astype(float)
+        assert np.abs(logits[:, ::96] - truth[f"{name}_logits"]).max() < 1e-3
+        peak = logits.max(axis=-1)
+        in_one_number = peak + np.log(np.exp(logits - peak[:, None]).sum(axis=-1))
+        assert np.abs(in_one_number - truth[f"{name}_logsumexp"]).max() < 1e-3
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_the_ids_on_the_contiguous_cache(llama: Llama, truth: Truth, dtype: Any) -> None:
+    for name in PROMPTS:
+        ids = greedy(llama, contiguous(llama, dtype), truth[f"{name}_prompt"].tolist(), 50)
+        assert ids == truth[f"{name}_ids"].tolist(), name
+
+
+@pytest.mark.parametrize(("block_size", "attention"), [(1, in_place), (5, gathered), (16, in_place)])
+def test_the_ids_on_the_paged_cache(
+    llama: Llama, truth: Truth, block_size: int, attention: Attention
+) -> None:
+    model = Llama(llama.config, llama.weights, attention)
+    for name in PROMPTS:
+        ids = greedy(model, paged(llama, block_size), truth[f"{name}_prompt"].tolist(), 50)
+        assert ids == truth[f"{name}_ids"].tolist(), name
+
+
+@pytest.mark.parametrize("block_size", [1, 7, 16])
+def test_paging_changes_no_bit_of_the_logits(llama: Llama, truth: Truth, block_size: int) -> None:
+    prompt = truth["chat_prompt"]
+    parts = (prompt[:20], prompt[20:])
+    ours, theirs = paged(llama, block_size), contiguous(llama, np.float16)
+    for part in parts:
+        assert (llama.forward(part, ours) == llama.forward(part, theirs)).all()
+
+
+def test_the_words(tokenizer: Tokenizer, truth: Truth) -> None:
+    """The ids of the prompts are those of their texts; the answers read as one would hope."""
+    plain, chat = (TEXTS[name][0] for name in PROMPTS)
+    assert tokenizer.encode(plain) == truth["plain_prompt"].tolist()
+    asked = tokenizer.chat([{"role": "user", "content": chat}])
+    assert tokenizer.encode(asked, special=True) == truth["chat_prompt"].tolist()
+    for name in PROMPTS:
+        assert tokenizer.decode(truth[f"{name}_ids"].tolist()).startswith(TEXTS[name][1])

@@ -1,0 +1,224 @@
+"""Read GGUF, the file format of llama.cpp: what a model says of itself, and where its tensors lie.
+
+The `gguf` package reads these files too, but makes arrays of every token's text: that takes seconds, this a
+twentieth of one. What a quantised number means is left to that package; see `weights`.
+
+A file is checked as a whole when it is opened: what is truncated, overlaps, or is not as the format has it is
+refused, and nothing is allocated that the file is not long enough for. The source is the format's own text,
+ggml's `docs/gguf.md`; like llama.cpp, this wants tensors to lie in the order of their list, without gaps.
+"""
+
+import math
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+T = TypeVar("T")
+
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""Types of a value that have one size, and how `struct` calls them; there are two more."""
+STRING, ARRAY = 8, 9
+
+TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+"""The tensor types that are read: those of which a test knows what their bytes mean."""
+
+
+class ModelError(ValueError):
+    """A model that is missing, damaged, or none that this decoder can run; the message says which."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Where one tensor lies in the file, and as what."""
+
+    name: str
+    type: str  # one of TYPES
+    shape: tuple[int, ...]  # as NumPy has it: rows first
+    start: int  # from the beginning of the file
+    nbytes: int
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
+
+
+class GGUF:
+    """A GGUF file: its metadata and its list of tensors. It is read once, and not kept open.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        path: likewise.
+        metadata: values by key: numbers, bools, strings, and lists of one of these.
+        tensors: by name, in the order of the file.
+
+    Raises:
+        ModelError: it cannot be read, is no GGUF file, is damaged, or has a tensor of a type not in `TYPES`.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        try:
+            with self.path.open("rb") as file:
+                self._read(_Reader(file, self.path.name))
+        except OSError as error:
+            raise ModelError(f"{self.path} cannot be read: {error.strerror}") from error
+
+    def get(self, key: str, kind: type[T]) -> T:
+        """A value that has to be there, and of this type.
+
+        Raises:
+            ModelError: it is not.
+        """
+        if key not in self.metadata:
+            raise ModelError(f"{self.path.name} does not say {key}")
+        value = self.metadata[key]
+        if type(value) is not kind:  # not isinstance: True is no number
+            shown = f"a list of {len(value)}" if isinstance(value, list) else repr(value)
+            raise ModelError(f"{self.path.name}: {key} is {shown}; it must be of type {kind.__name__}")
+        return value
+
+    def raw(self, tensor: Tensor) -> NDArray[np.uint8]:
+        """The bytes of a tensor, a row for each of its rows.
+
+        Raises:
+            ModelError: the file cannot be read, or has become shorter since it was opened.
+        """
+        try:
+            data = np.fromfile(self.path, np.uint8, tensor.nbytes, offset=tensor.start)
+        except OSError as error:
+            raise ModelError(f"{self.path} cannot be read: {error.strerror}") from error
+        if len(data) != tensor.nbytes:
+            raise ModelError(f"{self.path.name} ends within {tensor.name}; it has been changed")
+        return data.reshape(*tensor.shape[:-1], -1)
+
+    def _read(self, reader: "_Reader") -> None:
+        if reader.take(4) != b"GGUF":
+            raise reader.error("does not begin as a GGUF file does")
+        if (version := reader.number("I")) not in {2, 3}:
+            raise reader.error(f"is of GGUF version {version}; versions 2 and 3, little-endian, are read")
+        # Of the least an entry takes, not more than the file has room for.
+        tensors, values = reader.count(32, "tensors"), reader.count(13, "metadata values")
+        self.metadata = self._collect(reader, values, "key", _value)
+        alignment = self.metadata.get("general.alignment", 32)
+        if type(alignment) is not int or alignment < 8 or alignment & (alignment - 1):
+            raise reader.error(f"has general.alignment {alignment!r}; it must be a power of two from 8 up")
+        listed = self._collect(reader, tensors, "tensor", _entry)
+        base = _up(reader.at, alignment)
+        self.tensors: dict[str, Tensor] = {}
+        expected = 0
+        for name, (type_, shape, offset) in listed.items():
+            tensor = _tensor(reader, name, type_, shape, base + offset)
+            if offset != expected:
+                raise reader.error(f"has {name} at {offset} of its data; it must be at {expected}")
+            expected = _up(offset + tensor.nbytes, alignment)
+            self.tensors[name] = tensor
+
+    @staticmethod
+    def _collect(
+        reader: "_Reader", count: int, what: str, read: Callable[["_Reader", str], T]
+    ) -> dict[str, T]:
+        found: dict[str, T] = {}
+        for _ in range(count):
+            name = reader.string(f"the name of a {what}")
+            if name in found:
+                raise reader.error(f"has the {what} {name!r} twice")
+            found[name] = read(reader, name)
+        return found
+
+
+class _Reader:
+    """Little-endian values, one after the other; never more than the file holds."""
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        self.size = os.fstat(file.fileno()).st_size
+        self.at = 0
+        self._read = file.read
+        self._name = name
+
+    def error(self, text: str) -> ModelError:
+        return ModelError(f"{self._name} {text}")
+
+    def take(self, count: int) -> bytes:
+        self.at += count
+        # Compared first: a length that makes no sense must not be allocated.
+        if self.at > self.size or len(data := self._read(count)) != count:
+            raise self.error(
+                f"is truncated or damaged: of {self.size:,} bytes, byte {self.at - 1:,} is needed"
+            )
+        return data
+
+    def number(self, code: str) -> Any:
+        form = "<" + code
+        return struct.unpack(form, self.take(struct.calcsize(form)))[0]
+
+    def count(self, least: int, what: str) -> int:
+        count: int = self.number("Q")
+        if count * least > self.size - self.at:
+            raise self.error(f"is truncated or damaged: it has no room for {count:,} {what}")
+        return count
+
+    def string(self, what: str) -> str:
+        data = self.take(self.number("Q"))
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise self.error(f"is damaged: {what} is not UTF-8, {data[:40]!r}") from error
+
+
+def _value(reader: _Reader, key: str) -> Any:
+    """A metadata value, its type first."""
+    type_ = reader.number("I")
+    if type_ == STRING:
+        return reader.string(key)
+    if type_ in SCALARS:
+        return reader.number(SCALARS[type_])
+    if type_ != ARRAY:
+        raise reader.error(f"is damaged: {key} has type {type_}, which is none")
+    inner = reader.number("I")
+    if inner == STRING:
+        return [reader.string(key) for _ in range(reader.count(8, f"strings of {key}"))]
+    if inner not in SCALARS:
+        raise reader.error(f"has {key}, a list of values of type {inner}, which is not read")
+    size = struct.calcsize(SCALARS[inner])
+    count = reader.count(size, f"numbers of {key}")
+    return list(struct.unpack(f"<{count}{SCALARS[inner]}", reader.take(count * size)))
+
+
+def _entry(reader: _Reader, name: str) -> tuple[int, tuple[int, ...], int]:
+    """Of the list of tensors: the type, the shape, and the offset in the data."""
+    if not 1 <= (ndim := reader.number("I")) <= 4:
+        raise reader.error(f"has {name} of {ndim} dimensions; it must be 1 to 4")
+    shape = tuple(reader.number("Q") for _ in range(ndim))[::-1]
+    return reader.number("I"), shape, reader.number("Q")
+
+
+def _tensor(reader: _Reader, name: str, type_: int, shape: tuple[int, ...], start: int) -> Tensor:
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType  # noqa: PLC0415 - the extra may be missing
+
+    names = {known.value: known.name for known in GGMLQuantizationType}
+    kind = names.get(type_, str(type_))
+    if kind not in TYPES:
+        raise reader.error(f"has {name} of type {kind}; what is read is {', '.join(TYPES)}")
+    numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    if 0 in shape or shape[-1] % numbers:
+        bound = f"rows of {kind} must be a multiple of {numbers} long, and there must be some"
+        raise reader.error(f"has {name} of shape {list(shape)}; {bound}")
+    nbytes = math.prod(shape) // numbers * size
+    if start + nbytes > reader.size:
+        end = f"{start + nbytes:,}"
+        raise reader.error(f"is truncated: {name} ends at byte {end}, the file at {reader.size:,}")
+    return Tensor(name, kind, shape, start, nbytes)
+
+
+def _up(offset: int, alignment: int) -> int:
+    """The next multiple."""
+    return -(-offset // alignment) * alignment

@@ -1,0 +1,198 @@
+"""Text to token ids and back, and the chat template, from a GGUF file; needs the extra `model`.
+
+The tokens are those of byte-level BPE: a text is cut into digits and words, each of them is spelled in an
+alphabet of 256 letters, one a byte, and neighbouring pieces are merged. The `tokenizers` package merges.
+
+It is not lossless. A byte whose letter is no token vanishes when it is encoded, without a word. SmolLM2
+has 21, some control characters, and bytes that begin rare characters or none; `Tokenizer.lost` lists them.
+"""
+
+import codecs
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tinyllm.infer.gguf_file import GGUF, ModelError
+
+PRE = ("smollm",)
+"""How texts are cut, by the names of `tokenizer.ggml.pre`."""
+
+CONTROL, USER_DEFINED = 3, 4
+"""Of `tokenizer.ggml.token_type`: tokens that are a name and no text; texts that are always one token."""
+
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+ALPHABET = {byte: chr(byte) for byte in _PRINTABLE}
+"""The letter of each byte: itself where that is printable Latin-1; the others have those from U+0100 up."""
+ALPHABET |= {byte: chr(0x100 + i) for i, byte in enumerate(b for b in range(256) if b not in ALPHABET)}
+_LATIN = str.maketrans({letter: chr(byte) for byte, letter in ALPHABET.items()})
+
+
+class Tokenizer:
+    """The tokenizer of a model.
+
+    Args:
+        file: the GGUF file.
+
+    Attributes:
+        bos: the id that begins a text, or None.
+        eos: the id that ends an answer.
+        add_bos: whether the model wants `bos` before a text. `encode` does not add it.
+        lost: the bytes that encoding loses.
+
+    Raises:
+        ModelError: the tokenizer is of another kind, or damaged; or the file is.
+    """
+
+    def __init__(self, file: GGUF) -> None:
+        self._name = file.path.name
+        for key, known in {"model": ("gpt2",), "pre": PRE}.items():
+            if (kind := file.get(f"tokenizer.ggml.{key}", str)) not in known:
+                raise self._error(f"has tokenizer.ggml.{key} {kind!r}; what is known is {', '.join(known)}")
+        tokens = self._list(file, "tokens", str)
+        kinds = self._list(file, "token_type", int)
+        if len(kinds) != len(tokens):
+            raise self._error(f"has {len(tokens)} tokens, and types of {len(kinds)}")
+        self._ids = {token: i for i, token in enumerate(tokens)}
+        if len(self._ids) != len(tokens):
+            twice = next(token for i, token in enumerate(tokens) if self._ids[token] != i)
+            raise self._error(f"has the token {twice!r} twice")
+        self._tokens = tokens
+        self._control = {i for i, kind in enumerate(kinds) if kind == CONTROL}
+        own = {i for i, kind in enumerate(kinds) if kind == USER_DEFINED}
+        self._whole = self._control | own
+        letters = set().union(*(token for i, token in enumerate(tokens) if i not in self._whole))
+        if strange := sorted(letters - set(ALPHABET.values())):
+            raise self._error(f"has tokens with {strange[0]!r}, which stands for no byte")
+        self.lost = bytes(byte for byte, letter in sorted(ALPHABET.items()) if letter not in self._ids)
+        self._bpe = self._merger(self._list(file, "merges", str))
+        self._cut_all, self._cut_own = self._cutter(self._whole), self._cutter(own)
+        self.eos = self._id(file, "eos_token_id")
+        self.bos = self._id(file, "bos_token_id") if "tokenizer.ggml.bos_token_id" in file.metadata else None
+        self.add_bos = file.metadata.get("tokenizer.ggml.add_bos_token") is True
+        template = file.metadata.get("tokenizer.chat_template")
+        self._template = template if isinstance(template, str) else None
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """The ids of a text, none added before or after it.
+
+        Args:
+            text: any text. What is not valid Unicode (half of a surrogate pair) counts as U+FFFD.
+            special: take the name of a control token, such as `<|im_end|>`, for that token. What `chat` gives
+                has to be read so; what strangers wrote must not, unless they may speak in the model's place.
+        """
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        cut = self._cut_all if special else self._cut_own
+        ids: list[int] = []
+        for i, part in enumerate(cut.split(text) if cut else [text]):  # every second one is a token
+            ids += [self._ids[part]] if i % 2 else self._bpe.encode(part, add_special_tokens=False).ids
+        return ids
+
+    def token(self, id_: int, *, special: bool = False) -> bytes:
+        """The bytes of one token; none of a control token, unless `special`: then its name.
+
+        Raises:
+            ValueError: there is no such token.
+        """
+        if not 0 <= id_ < len(self._tokens):
+            raise ValueError(f"id {id_} is outside the vocabulary, [0, {len(self._tokens)})")
+        if id_ in self._whole:
+            return b"" if id_ in self._control and not special else self._tokens[id_].encode()
+        spelled: str = self._tokens[id_]
+        return spelled.translate(_LATIN).encode("latin-1")
+
+    def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
+        """The text of ids; what is not UTF-8 becomes U+FFFD. Arguments and errors as for `token`."""
+        return b"".join(self.token(i, special=special) for i in ids).decode(errors="replace")
+
+    def stream(self, *, special: bool = False) -> "Stream":
+        """A decoder that is fed ids one by one; the texts it returns together are what `decode` gives."""
+        return Stream(self, special=special)
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The prompt that asks for an answer to a conversation, by the model's own template.
+
+        The template is a program in the file: it runs in Jinja's sandbox, which keeps it from the machine,
+        but not from taking long. A message's text is not escaped: it may hold names of control tokens.
+
+        Args:
+            messages: with "role" ("system", "user" or "assistant") and "content", oldest first.
+
+        Returns:
+            The text, to be encoded with `special=True`.
+
+        Raises:
+            ModelError: there is no template, it is wrong, or it refuses the messages.
+        """
+        from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415 - the extra may be missing
+
+        if self._template is None:
+            raise self._error("has no chat template")
+
+        def refuse(message: str) -> None:
+            raise ModelError(message)
+
+        names = {
+            name: "" if i is None else self._tokens[i]
+            for name, i in [("bos_token", self.bos), ("eos_token", self.eos)]
+        }
+        # These settings, and this function, are what templates are written for.
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.globals["raise_exception"] = refuse
+        try:
+            template = environment.from_string(self._template)
+            return template.render(messages=[dict(m) for m in messages], add_generation_prompt=True, **names)
+        except Exception as error:  # a program of somebody else's: it can raise anything
+            raise self._error(f"has a chat template that fails: {error}") from error
+
+    def _error(self, text: str) -> ModelError:
+        return ModelError(f"{self._name} {text}")
+
+    def _list(self, file: GGUF, key: str, kind: type[Any]) -> list[Any]:
+        values = file.get(f"tokenizer.ggml.{key}", list)
+        if not values or type(values[0]) is not kind:  # a list is of one type throughout
+            raise self._error(f"has tokenizer.ggml.{key} that is no list of {kind.__name__}")
+        return values
+
+    def _id(self, file: GGUF, key: str) -> int:
+        value = file.get(f"tokenizer.ggml.{key}", int)
+        if not 0 <= value < len(self._tokens):
+            raise self._error(f"has tokenizer.ggml.{key} {value}; it must be in [0, {len(self._tokens)})")
+        return value
+
+    def _merger(self, merges: list[str]) -> Any:
+        import tokenizers  # noqa: PLC0415 - the extra may be missing
+        from tokenizers import models, pre_tokenizers  # noqa: PLC0415
+
+        pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+        for pair in pairs:
+            if missing := [token for token in (*pair, "".join(pair)) if token not in self._ids]:
+                raise self._error(f"has the merge {' '.join(pair)!r}, but {missing[0]!r} is no token")
+        bpe = tokenizers.Tokenizer(models.BPE(self._ids, pairs))
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        bpe.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
+        return bpe
+
+    def _cutter(self, ids: set[int]) -> re.Pattern[str] | None:
+        """Cuts texts at these tokens, the longest first; None if there are none."""
+        names = sorted((self._tokens[i] for i in ids), key=len, reverse=True)
+        return re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
+
+
+class Stream:
+    """Tokens to text, one by one: a character that takes several tokens appears with the last of them."""
+
+    def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._special = special
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def feed(self, id_: int) -> str:
+        """The text that is complete with this token, often none; errors as for `Tokenizer.token`."""
+        return self._decoder.decode(self._tokenizer.token(id_, special=self._special))
+
+    def end(self) -> str:
+        """The rest: U+FFFD if a character is incomplete. The stream can then be used anew."""
+        rest = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return rest
