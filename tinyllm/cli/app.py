@@ -8,7 +8,9 @@ from rich.markup import escape
 
 from tinyllm import __version__
 from tinyllm.cli import model
+from tinyllm.cli.batch import batch
 from tinyllm.cli.check import check
+from tinyllm.cli.generate import generate
 from tinyllm.cli.grade import grade
 from tinyllm.cli.power import power
 from tinyllm.cli.replay import replay
@@ -30,6 +32,8 @@ app.command()(check)
 app.command()(grade)
 app.command()(power)
 app.command()(replay)
+app.command()(generate)
+app.command()(batch)
 app.add_typer(model.app, name="model")
 
 

@@ -1,0 +1,100 @@
+"""What the commands with a language model share: its options, loading it, showing what it says."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from tinyllm.cli import need
+from tinyllm.cli.grade import at_least
+from tinyllm.cli.screen import fail
+
+if TYPE_CHECKING:
+    from tinyllm.infer.llama import Llama
+    from tinyllm.infer.tokenizer import Tokenizer
+
+USAGE = 2
+SPREAD = 0.8  # the temperature of several outputs, which would otherwise all be the same
+
+MaxTokens = Annotated[int, typer.Option(parser=at_least(1), metavar="N", help="Tokens of an output at most.")]
+Temperature = Annotated[
+    float | None,
+    typer.Option(
+        parser=at_least(0, float),
+        metavar="T",
+        help="0 takes the most likely token each time; higher values draw.",
+        show_default=f"0; {SPREAD} with -n",
+    ),
+]
+TopP = Annotated[
+    float, typer.Option(metavar="P", help="Draw from the likeliest tokens with this share of probability.")
+]
+Draws = Annotated[int, typer.Option(parser=at_least(0), metavar="N", help="Of what is drawn.")]
+Chat = Annotated[bool, typer.Option("--chat", help="Ask the model as a user does, by its chat template.")]
+BlockSize = Annotated[int, typer.Option(parser=at_least(1), metavar="B", help="Positions in a block.")]
+
+
+class Loaded(NamedTuple):
+    """A model, ready to run."""
+
+    llama: "Llama"
+    tokenizer: "Tokenizer"
+
+    def encode(self, text: str, *, chat: bool) -> list[int]:
+        """The ids of a prompt, by the chat template if asked; an empty one ends the command."""
+        own = self.tokenizer
+        ids = (
+            own.encode(own.chat([{"role": "user", "content": text}]), special=True)
+            if chat
+            else own.encode(text)
+        )
+        if own.add_bos and own.bos is not None and not chat:
+            ids = [own.bos, *ids]
+        if not ids:
+            fail(USAGE, "the prompt is empty: there is nothing to go on from")
+        if len(ids) > self.llama.config.max_context:
+            most = self.llama.config.max_context
+            fail(USAGE, f"the prompt has {len(ids):,} tokens; the model takes at most {most:,}")
+        return ids
+
+
+def load(file: Path | None) -> Loaded:
+    """The fetched model, or the one in a file; what is wrong with it ends the command."""
+    need("gguf", "tokenizers", "platformdirs", "jinja2")
+    from tinyllm.infer import model, weights  # noqa: PLC0415
+    from tinyllm.infer.gguf_file import ModelError  # noqa: PLC0415
+    from tinyllm.infer.tokenizer import Tokenizer  # noqa: PLC0415
+
+    try:
+        gguf = weights.GGUF(model.find() if file is None else file)
+        return Loaded(weights.load(gguf), Tokenizer(gguf))
+    except (ModelError, OSError, MemoryError) as error:
+        fail(USAGE, str(error))
+
+
+def read(text: str) -> str:
+    """The text, or what stdin has where it is `-`."""
+    return sys.stdin.read() if text == "-" else text
+
+
+@contextmanager
+def usage_errors(enough: int) -> Iterator[None]:
+    """End the command with a message where a pool runs dry, memory is refused or a number is wrong."""
+    from tinyllm.infer.paged import OutOfBlocks  # noqa: PLC0415
+
+    try:
+        yield
+    except OutOfBlocks as error:
+        print(flush=True)  # noqa: T201 - what has been said stays on a line of its own
+        fail(USAGE, f"the pool ran dry: {error}. With --num-blocks {enough} it cannot")
+    except (ValueError, MemoryError) as error:
+        fail(USAGE, str(error))
+
+
+def show(text: str) -> None:
+    """Print what a model said as it is, except for what the terminal's encoding lacks."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "replace").decode(encoding), end="", flush=True)  # noqa: T201
