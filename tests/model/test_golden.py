@@ -75,6 +75,12 @@ def test_paging_changes_no_bit_of_the_logits(llama: Llama, truth: Truth, block_s
         assert (llama.forward(part, ours) == llama.forward(part, theirs)).all()
 
 
+def test_what_encoding_loses(tokenizer: Tokenizer) -> None:
+    assert tokenizer.lost.hex(" ") == "04 06 13 14 16 1d c0 c1 f1 f2 f5 f6 f7 f8 f9 fa fb fc fd fe ff"
+    text = "".join(chr(i) for i in range(0x3FFFF) if chr(i).isprintable())
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
 def test_the_words(tokenizer: Tokenizer, truth: Truth) -> None:
     """The ids of the prompts are those of their texts; the answers read as one would hope."""
     plain, chat = (TEXTS[name][0] for name in PROMPTS)
