@@ -132,7 +132,7 @@ def test_progress_is_told(pip: Pip) -> None:
         ),
         (
             "ERROR: Could not install: [Errno 28] Auf dem Gerät ist nichts frei",
-            "the disk is full: 185 MB are",
+            "the disk is full: 92 MB are",
         ),
         ("[Errno 122]", "the disk is full"),
         ("Traceback\nImportError: broken\n", "pip says: ImportError: broken"),
@@ -190,7 +190,7 @@ def test_the_disk_is_full(cache: Path, pip: Pip, monkeypatch: pytest.MonkeyPatch
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ModelError, match=r"the disk is full: 185 MB are needed .*; set TINYLLM_CACHE to a"):
+    with pytest.raises(ModelError, match=r"the disk is full: 92 MB are needed .*; set TINYLLM_CACHE to a"):
         model.fetch()
     assert files(cache) == {}
     assert len(pip.calls) == 1

