@@ -3,9 +3,9 @@
 Time: a step of decoding, and a prompt, at several lengths, with one thread of the linear algebra library and
 with two. The two caches take turns, and of each the fastest turn counts, so that a busy machine slows both.
 
-Memory: what outputs, beams and mixed requests hold in a pool, against contiguous caches for as many sequences of
-the longest length, known beforehand: the best that those can do. `--svg FILE` draws how much of a pool is in use while mixed requests
-run, in a pool that holds them all and in a quarter of that.
+Memory: what outputs, beams and mixed requests hold in a pool, against contiguous caches for as many sequences
+of the longest length, known beforehand: the best that those can do. `--svg FILE` draws how much of a pool is
+in use while mixed requests run, in a pool that holds them all and in a quarter of that.
 
 Needs the extra `bench`, and the model: `tinyllm model fetch`. Exit code: 0 every target is met, 1 one is
 missed.

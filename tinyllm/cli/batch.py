@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,7 @@ from rich.markup import escape
 
 from tinyllm.cli.grade import progress_bar
 from tinyllm.cli.language import (
+    INTERRUPTED,
     USAGE,
     BlockSize,
     Chat,
@@ -30,7 +32,6 @@ from tinyllm.cli.screen import fail, terminal
 if TYPE_CHECKING:
     from tinyllm.infer.batch import Batch, Finished, Request
 
-INTERRUPTED = 130
 BUDGET = 1 << 30  # bytes that a pool takes at most, unless told otherwise
 FIELDS: dict[str, tuple[type, ...]] = {
     "prompt": (str,),
@@ -85,25 +86,26 @@ def batch(
     defaults = {"max_tokens": max_tokens, "chat": chat, **draws}
     requests = [_request(loaded, number, line, defaults) for number, line in lines]
 
-    from tinyllm.infer.batch import Batch, PoolTooSmall  # noqa: PLC0415
+    from tinyllm.infer.batch import Batch, checked  # noqa: PLC0415
     from tinyllm.infer.planning import blocks_for_budget, blocks_for_lengths  # noqa: PLC0415
     from tinyllm.infer.sequences import new_pool  # noqa: PLC0415
 
     config = loaded.llama.config
-    needs = [
-        blocks_for_lengths([min(len(r.ids) + r.max_tokens - 1, config.max_context)], block_size)
-        for r in requests
-    ]
+    needs = []
+    for request, (number, _) in zip(requests, lines):
+        with _naming(number):
+            ids, most = checked(config, request)
+            needs.append(blocks_for_lengths([len(ids) + most - 1], block_size))
     sizes = (block_size, config.n_layers, config.n_kv_heads, config.d_head)
     blocks = _blocks(num_blocks, needs, blocks_for_budget(BUDGET, *sizes))
+    if blocks < max(needs):
+        number = lines[needs.index(max(needs))][0]
+        told = f"line {number} may need {max(needs)} blocks, but the pool has {blocks} in all"
+        fail(USAGE, f"{told}. The least pool for this file is --num-blocks {max(needs)}")
     with usage_errors(sum(needs)):
         run = Batch(loaded.llama, new_pool(config, blocks, block_size))
-        for request, (number, _) in zip(requests, lines):
-            try:
-                run.submit(request)
-            except PoolTooSmall as error:
-                least = max(needs)
-                fail(USAGE, f"line {number}: {error}. The least pool for this file is --num-blocks {least}")
+        for request in requests:
+            run.submit(request)
         _drain(loaded, run, requests, sum(needs), as_json=as_json)
 
 
@@ -127,13 +129,19 @@ def _request(loaded: Loaded, number: int, line: str, defaults: Mapping[str, Any]
     if line.lstrip().startswith("{"):
         asked = _object(number, line)
     asked = {**defaults, **asked}
-    if "prompt_ids" in asked:
-        ids, stop = asked["prompt_ids"], []
-    else:
-        ids, stop = loaded.encode(asked["prompt"], chat=asked["chat"]), [loaded.tokenizer.eos]
-    try:
+    with _naming(number):
         sampling = Sampling(asked["temperature"], asked["top_p"], asked["seed"])
-        return Request(ids, asked["max_tokens"], sampling, stop)
+        if "prompt_ids" in asked:
+            return Request(asked["prompt_ids"], asked["max_tokens"], sampling)
+        ids = loaded.encode(asked["prompt"], chat=asked["chat"])
+        return Request(ids, asked["max_tokens"], sampling, [loaded.tokenizer.eos])
+
+
+@contextmanager
+def _naming(number: int) -> Iterator[None]:
+    """End the command with a message that names the line, where a value on it is wrong."""
+    try:
+        yield
     except (ValueError, TypeError) as error:
         fail(USAGE, f"line {number}: {error}")
 

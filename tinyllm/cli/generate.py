@@ -104,7 +104,8 @@ def generate(
     if cache == "contiguous" and num_blocks:
         fail(USAGE, "--num-blocks is for --cache paged")
     loaded = load(model)
-    ids = _ids(prompt_ids, loaded) if prompt is None else loaded.encode(read(prompt), chat=chat)
+    with usage_errors():
+        ids = _ids(prompt_ids, loaded) if prompt is None else loaded.encode(read(prompt), chat=chat)
     temperature = (SPREAD if n > 1 else 0.0) if temperature is None else temperature
     ends = [loaded.tokenizer.eos] if (prompt is not None if eos is None else eos) else []
 
@@ -207,9 +208,10 @@ def _stream(
                 if alone:
                     show(text)
         except KeyboardInterrupt:
-            going.close()
             if asked.as_json:
                 raise
+            for output in going.outputs:
+                output.finish = output.finish or "interrupted"
     said = [text + rest.end() for text, rest in zip(said, texts)]
     if alone:
         show("\n")

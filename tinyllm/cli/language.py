@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tinyllm.infer.llama import Llama
     from tinyllm.infer.tokenizer import Tokenizer
 
-USAGE = 2
+USAGE, INTERRUPTED = 2, 130
 SPREAD = 0.8  # the temperature of several outputs, which would otherwise all be the same
 
 MaxTokens = Annotated[int, typer.Option(parser=at_least(1), metavar="N", help="Tokens of an output at most.")]
@@ -44,7 +44,7 @@ class Loaded(NamedTuple):
     tokenizer: "Tokenizer"
 
     def encode(self, text: str, *, chat: bool) -> list[int]:
-        """The ids of a prompt, by the chat template if asked; an empty one ends the command."""
+        """The ids of a prompt, by the chat template if asked. Raises ValueError: it is empty or too long."""
         own = self.tokenizer
         ids = (
             own.encode(own.chat([{"role": "user", "content": text}]), special=True)
@@ -54,10 +54,9 @@ class Loaded(NamedTuple):
         if own.add_bos and own.bos is not None and not chat:
             ids = [own.bos, *ids]
         if not ids:
-            fail(USAGE, "the prompt is empty: there is nothing to go on from")
-        if len(ids) > self.llama.config.max_context:
-            most = self.llama.config.max_context
-            fail(USAGE, f"the prompt has {len(ids):,} tokens; the model takes at most {most:,}")
+            raise ValueError("the prompt is empty: there is nothing to go on from")
+        if len(ids) > (most := self.llama.config.max_context):
+            raise ValueError(f"the prompt has {len(ids):,} tokens; the model takes at most {most:,}")
         return ids
 
 
@@ -81,7 +80,7 @@ def read(text: str) -> str:
 
 
 @contextmanager
-def usage_errors(enough: int) -> Iterator[None]:
+def usage_errors(enough: int = 0) -> Iterator[None]:
     """End the command with a message where a pool runs dry, memory is refused or a number is wrong."""
     from tinyllm.infer.paged import OutOfBlocks  # noqa: PLC0415
 

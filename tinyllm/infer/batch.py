@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tinyllm.infer.arguments import as_integer, as_size
-from tinyllm.infer.llama import Llama
+from tinyllm.infer.llama import Llama, LlamaConfig
 from tinyllm.infer.paged import OutOfBlocks, PagedKVCache
 from tinyllm.infer.planning import blocks_for_lengths, waste
 from tinyllm.infer.sampling import Sampling
@@ -76,6 +76,25 @@ class BatchFigures:
     used: list[int] = field(default_factory=list)  # blocks in use after each step
 
 
+def checked(config: LlamaConfig, request: Request) -> tuple[list[int], int]:
+    """The prompt's ids, and how many tokens to generate at most, within the model's context.
+
+    The cache of the request holds up to `len(ids) + most - 1` positions.
+
+    Raises:
+        ValueError: no prompt, one beyond the model's context, an id outside its vocabulary, or a number of
+            tokens below 1. TypeError: ids or a number that are no integers.
+    """
+    prompt = [as_integer("id", i) for i in request.ids]
+    most = as_size("max_tokens", request.max_tokens)
+    if not 1 <= len(prompt) <= config.max_context:
+        raise ValueError(f"the prompt has {len(prompt):,} tokens; it must have 1 to {config.max_context:,}")
+    for i in prompt:
+        if not 0 <= i < config.vocab:
+            raise ValueError(f"id {i} is outside the vocabulary, [0, {config.vocab})")
+    return prompt, min(most, config.max_context - len(prompt) + 1)
+
+
 @dataclass(eq=False)
 class _Active:
     number: int
@@ -121,17 +140,9 @@ class Batch:
 
         Raises:
             PoolTooSmall: the pool could not hold the request to its end, were it alone.
-            ValueError: no prompt, one beyond the model's context, an id outside its vocabulary, or a number
-                of tokens below 1. TypeError: ids or a number that are no integers.
+            ValueError, TypeError: as `checked`.
         """
-        prompt = [as_integer("id", i) for i in request.ids]
-        config, most = self.model.config, as_size("max_tokens", request.max_tokens)
-        if not 1 <= len(prompt) <= config.max_context:
-            raise ValueError(f"the prompt has {len(prompt)} tokens; it must have 1 to {config.max_context}")
-        for i in prompt:
-            if not 0 <= i < config.vocab:
-                raise ValueError(f"id {i} is outside the vocabulary, [0, {config.vocab})")
-        most = min(most, config.max_context - len(prompt) + 1)
+        prompt, most = checked(self.model.config, request)
         needed = blocks_for_lengths([len(prompt) + most - 1], self.cache.block_size)
         if needed > self.cache.num_blocks:
             raise PoolTooSmall(needed, self.cache.num_blocks)

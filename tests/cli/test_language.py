@@ -1,0 +1,386 @@
+"""`tinyllm generate` and `tinyllm batch` on a toy in a file; what they promise is in tests/model."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tinyllm.infer.batch import Batch
+from tinyllm.infer.generate import generate
+from tinyllm.infer.gguf_file import GGUF
+from tinyllm.infer.llama import TOY, LlamaConfig, toy
+from tinyllm.infer.sampling import Sampling
+from tinyllm.infer.tokenizer import Tokenizer
+from tinyllm.infer.weights import load
+
+spec = spec_from_file_location("gguf_fixtures", Path(__file__).parents[1] / "infer" / "conftest.py")
+assert spec is not None
+assert spec.loader is not None
+files = module_from_spec(spec)
+spec.loader.exec_module(files)
+write, words = files.write, files.words
+
+Invoke = Callable[..., Any]
+TEXT = "hello world 12"
+
+
+@pytest.fixture
+def model(write: Callable[..., Path], words: dict[str, Any]) -> Path:
+    """The toy, with as many tokens as its tokenizer has."""
+    vocab = len(words["tokenizer.ggml.tokens"])
+    weights = toy(1, LlamaConfig(**{**vars(TOY), "vocab": vocab})).weights
+    tensors = {"token_embd.weight": weights.embedding, "output.weight": weights.head}
+    path: Path = write(words, tensors)
+    return path
+
+
+@pytest.fixture
+def ids(model: Path) -> list[int]:
+    return Tokenizer(GGUF(model)).encode(TEXT)
+
+
+def said(done: Any) -> dict[str, Any]:
+    assert done.exit_code == 0, done.output
+    parsed: dict[str, Any] = json.loads(done.stdout)
+    return parsed
+
+
+@pytest.mark.parametrize("cache", ["paged", "contiguous"])
+@pytest.mark.parametrize("lookup", [[], ["--lookup"]])
+def test_both_caches_say_what_the_library_says(
+    invoke: Invoke, model: Path, ids: list[int], cache: str, lookup: list[str]
+) -> None:
+    found = said(
+        invoke("generate", TEXT, "--cache", cache, "--max-tokens", 9, "--model", model, "--json", *lookup)
+    )
+    llama, tokenizer = load(model), Tokenizer(GGUF(model))
+    expected = generate(llama, ids, max_tokens=9, stop=[tokenizer.eos]).outputs[0]
+    assert found["prompt_ids"] == ids
+    assert found["ids"] == [expected.ids]
+    assert found["text"] == [tokenizer.decode(expected.ids)]
+    assert found["finish"] == [expected.finish]
+    assert found["figures"]["cache"] == cache
+    assert found["figures"]["prompt_tokens"] == len(ids)
+    assert "score" not in found
+
+
+def test_the_text_streams_and_a_line_of_figures_follows(invoke: Invoke, model: Path, ids: list[int]) -> None:
+    done = invoke("generate", TEXT, "--max-tokens", 9, "--model", model)
+    expected = generate(load(model), ids, max_tokens=9).outputs[0]
+    *text, line = done.stdout.removesuffix("\n").rsplit("\n", 1)
+    assert text == [Tokenizer(GGUF(model)).decode(expected.ids)]
+    for part in (
+        "prefill ",
+        "decode ",
+        "tokens/s",
+        "KV ",
+        "MB held, contiguous ",
+        "0 blocks shared at the peak",
+    ):
+        assert part in line
+
+
+def test_several_outputs_differ_share_and_repeat(invoke: Invoke, model: Path, ids: list[int]) -> None:
+    arguments = (
+        "generate",
+        TEXT,
+        "-n",
+        3,
+        "--max-tokens",
+        6,
+        "--block-size",
+        4,
+        "--model",
+        model,
+        "--ignore-eos",
+    )
+    found = said(invoke(*arguments, "--json"))
+    assert len({tuple(output) for output in found["ids"]}) == 3
+    assert found["ids"] == said(invoke(*arguments, "--json", "--temperature", 0.8))["ids"]
+    assert found["ids"] != said(invoke(*arguments, "--json", "--seed", 1))["ids"]
+    expected = generate(load(model), ids, max_tokens=6, n=3, sampling=Sampling(0.8))
+    assert found["ids"] == [output.ids for output in expected.outputs]
+    assert found["figures"]["shared_blocks"] == -(-len(ids) // 4)
+    shown = invoke(*arguments).stdout
+    assert [line[:2] for line in shown.splitlines() if line[:1].isdigit()][-3:] == ["1 ", "2 ", "3 "]
+
+
+def test_beams_come_with_their_scores(invoke: Invoke, model: Path) -> None:
+    arguments = ("generate", TEXT, "--beams", 3, "--max-tokens", 5, "--model", model)
+    found = said(invoke(*arguments, "--json"))
+    assert len(found["ids"]) == len(found["score"]) == 3
+    assert found["score"][0] >= found["score"][1]
+    assert found["ids"] == said(invoke(*arguments, "--json", "--cache", "contiguous"))["ids"]
+    shown = invoke(*arguments).stdout
+    assert f"{found['score'][0]:.2f} " in shown
+    assert ", greedy" in shown
+
+
+def test_prompt_ids_go_on_past_the_end_token(invoke: Invoke, model: Path) -> None:
+    """So that a run can be compared id by id; a text ends where the model ends it."""
+    llama, tokenizer = load(model), Tokenizer(GGUF(model))
+    start = next(
+        i for i in range(200) if tokenizer.eos in generate(llama, [i], max_tokens=40).outputs[0].ids[:-1]
+    )
+    arguments = ("generate", "--prompt-ids", f"{start}", "--max-tokens", 40, "--model", model, "--json")
+    found = said(invoke(*arguments))
+    assert len(found["ids"][0]) == 40
+    assert (found["prompt_ids"], found["finish"]) == ([start], ["length"])
+    ended = said(invoke(*arguments, "--eos"))
+    assert ended["ids"][0] == found["ids"][0][: found["ids"][0].index(tokenizer.eos) + 1]
+    assert ended["finish"] == ["stop"]
+
+
+def test_a_chat_is_asked_by_the_template(invoke: Invoke, model: Path) -> None:
+    found = said(invoke("generate", "hello", "--chat", "--max-tokens", 2, "--model", model, "--json"))
+    tokenizer = Tokenizer(GGUF(model))
+    asked = tokenizer.chat([{"role": "user", "content": "hello"}])
+    assert found["prompt_ids"] == tokenizer.encode(asked, special=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give a PROMPT or --prompt-ids, one of the two"),
+        (["a", "--prompt-ids", "1"], "one of the two"),
+        ([""], "the prompt is empty"),
+        (["--prompt-ids", "1,,2"], "--prompt-ids: '' is no token id, 0 to "),
+        (["--prompt-ids", "9999"], "--prompt-ids: '9999' is no token id"),
+        (["--prompt-ids", "-1"], "--prompt-ids: '-1' is no token id"),
+        (["a", "--beams", "2", "-n", "2"], "--beams searches for the likeliest outputs"),
+        (["a", "--beams", "2", "--temperature", "1"], "--beams searches"),
+        (["a", "--beams", "9999"], "beams is 9999; it must be at most"),
+        (["a", "--lookup", "-n", "2"], "--lookup is for one output"),
+        (["a", "--cache", "contiguous", "--num-blocks", "3"], "--num-blocks is for --cache paged"),
+        (["a", "--top-p", "0"], "top_p is 0.0; it must be above 0"),
+        (["h" * 300], "the prompt has 300 tokens; the model takes at most 256"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    invoke: Invoke, model: Path, arguments: list[str], message: str
+) -> None:
+    done = invoke("generate", *arguments, "--model", model)
+    assert done.exit_code == 2
+    assert message in done.stderr
+
+
+def test_a_pool_that_runs_dry_says_what_would_do(invoke: Invoke, model: Path, ids: list[int]) -> None:
+    arguments = ("generate", TEXT, "--max-tokens", 20, "--block-size", 2, "--ignore-eos", "--model", model)
+    needed = -(-(len(ids) + 19) // 2)
+    done = invoke(*arguments, "--num-blocks", needed - 1)
+    assert done.exit_code == 2
+    assert "the pool ran dry: the append needs 1 blocks, but only 0 are free" in done.stderr
+    assert f"With --num-blocks {needed} it cannot" in done.stderr
+    assert invoke(*arguments, "--num-blocks", needed).exit_code == 0
+
+
+def test_no_model_says_how_to_get_one(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINYLLM_CACHE", str(tmp_path))
+    (tmp_path / "prompts.txt").write_text("hello\n")
+    for arguments in (("generate", "a"), ("batch", "prompts.txt")):
+        done = invoke(*arguments)
+        assert done.exit_code == 2
+        assert "tinyllm model fetch" in done.stderr
+
+
+# Many requests
+
+LINES = ["hello world", "12 12", "he", "  world  ", "hello hello hello hello", "w"]
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n\n".join(LINES), encoding="utf-8")
+    return path
+
+
+def answers(done: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    assert done.exit_code == 0, done.output
+    *rows, last = map(json.loads, done.stdout.splitlines())
+    return rows, last
+
+
+def test_a_small_pool_answers_what_a_large_one_does_in_the_order_of_the_file(
+    invoke: Invoke, model: Path, prompts: Path
+) -> None:
+    arguments = ("batch", prompts, "--max-tokens", 12, "--block-size", 2, "--model", model, "--json")
+    rows, last = answers(invoke(*arguments))
+    llama, tokenizer = load(model), Tokenizer(GGUF(model))
+    assert [row["index"] for row in rows] == list(range(6))
+    for row, line in zip(rows, LINES):
+        assert row["prompt_ids"] == tokenizer.encode(line)
+        alone = generate(llama, row["prompt_ids"], max_tokens=12, stop=[tokenizer.eos]).outputs[0]
+        assert (row["ids"], row["finish"]) == (alone.ids, alone.finish)
+        assert row["text"] == tokenizer.decode(alone.ids)
+    assert last["figures"]["preemptions"] == 0
+    assert last["figures"]["blocks"] == last["figures"]["blocks_needed"]
+    small, few = answers(invoke(*arguments, "--num-blocks", "30%"))
+    assert few["figures"]["preemptions"] > 0 < few["figures"]["replayed_tokens"]
+    assert few["figures"]["blocks"] == few["figures"]["blocks_needed"] * 30 // 100
+    assert sum(row["preemptions"] for row in small) == few["figures"]["preemptions"]
+    assert max(few["used"]) <= few["figures"]["peak_blocks"] <= few["figures"]["blocks"]
+    assert [{**row, "preemptions": 0} for row in small] == rows
+
+
+def test_people_see_the_texts_and_one_line(invoke: Invoke, model: Path, prompts: Path) -> None:
+    done = invoke("batch", prompts, "--max-tokens", 3, "--model", model)
+    assert done.exit_code == 0
+    for part in (
+        "6 requests, 18 tokens",
+        "100% of what all need at once",
+        "0 preemptions, 0 tokens replayed",
+    ):
+        assert part in done.stdout
+    assert "\n6 " in done.stdout
+
+
+def test_lines_of_json_say_each_what_they_want(invoke: Invoke, model: Path, tmp_path: Path) -> None:
+    lines = [
+        {"prompt": "hello", "max_tokens": 3},
+        {"prompt_ids": [5, 6, 7], "temperature": 1, "seed": 4, "top_p": 0.9},
+        {"prompt": "hello", "chat": True},
+    ]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    rows, _ = answers(invoke("batch", "p.jsonl", "--max-tokens", 5, "--model", model, "--json"))
+    llama, tokenizer = load(model), Tokenizer(GGUF(model))
+    chat = tokenizer.encode(tokenizer.chat([{"role": "user", "content": "hello"}]), special=True)
+    assert [row["prompt_ids"] for row in rows] == [tokenizer.encode("hello"), [5, 6, 7], chat]
+    assert len(rows[0]["ids"]) == 3
+    assert (
+        rows[1]["ids"]
+        == generate(llama, [5, 6, 7], max_tokens=5, sampling=Sampling(1, 0.9, 4)).outputs[0].ids
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("\n \n", "has no prompt in it"),
+        ('{"prompt": "a"', "line 1 is no JSON"),
+        ('a\n{"promt": "a"}', "line 2: there is no field 'promt'; there are prompt, prompt_ids"),
+        ('{"prompt": 3}', "line 1: prompt is 3; it must be a str"),
+        ('{"prompt": "a", "max_tokens": true}', "line 1: max_tokens is true; it must be a int"),
+        ('{"prompt": "a", "temperature": -1}', "line 1: temperature is -1"),
+        ('{"prompt_ids": [99999]}', "line 1: id 99999 is outside the vocabulary"),
+        ('{"prompt_ids": []}', "line 1: the prompt has 0 tokens"),
+        ('{"prompt_ids": ["a"]}', "line 1: id must be an integer, not 'a'"),
+        ('{"prompt": "a", "prompt_ids": [1]}', "line 1 must have prompt or prompt_ids, one of the two"),
+        ('{"max_tokens": 3}', "line 1 must have prompt or prompt_ids"),
+        ('{"prompt": ""}', "line 1: the prompt is empty"),
+        ("he\n" + "h" * 300, "line 2: the prompt has 300 tokens; the model takes at most 256"),
+        ('{"prompt": "a", "max_tokens": 0}', "line 1: max_tokens is 0; it must be at least 1"),
+        (b"\xff\xfe", "cannot read prompts.txt"),
+    ],
+)
+def test_a_file_that_is_wrong_names_the_line(
+    invoke: Invoke, model: Path, tmp_path: Path, text: str | bytes, message: str
+) -> None:
+    (tmp_path / "prompts.txt").write_bytes(text if isinstance(text, bytes) else text.encode())
+    done = invoke("batch", "prompts.txt", "--model", model)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("blocks", ["0", "-1", "x", "0%", "25 %", ""])
+def test_a_pool_that_is_no_number(invoke: Invoke, model: Path, prompts: Path, blocks: str) -> None:
+    done = invoke("batch", prompts, f"--num-blocks={blocks}", "--model", model)
+    assert done.exit_code == 2
+    assert "is neither a number of blocks, at least 1, nor a share such as 25%" in done.stderr
+
+
+def test_a_pool_too_small_names_the_least_one(invoke: Invoke, model: Path, prompts: Path) -> None:
+    arguments = ("batch", prompts, "--max-tokens", 12, "--block-size", 2, "--model", model)
+    lengths = [len(Tokenizer(GGUF(model)).encode(line)) + 11 for line in LINES]
+    least = max(-(-length // 2) for length in lengths)
+    done = invoke(*arguments, "--num-blocks", least - 1)
+    assert done.exit_code == 2
+    assert f"The least pool for this file is --num-blocks {least}" in done.stderr
+    assert invoke(*arguments, "--num-blocks", least).exit_code == 0
+
+
+def test_ctrl_c_keeps_what_is_finished(
+    invoke: Invoke, model: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Batch.step
+    steps = 0
+
+    def interrupted(self: Batch) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 5:
+            raise KeyboardInterrupt
+        return step(self)
+
+    monkeypatch.setattr(Batch, "step", interrupted)
+    lines = [{"prompt": "hello", "max_tokens": most} for most in (9, 2, 9, 3)]
+    prompts.write_text("\n".join(map(json.dumps, lines)))
+    done = invoke("batch", prompts, "--model", model, "--json")
+    assert done.exit_code == 130
+    *rows, last = map(json.loads, done.stdout.splitlines())
+    assert [row["index"] for row in rows] == [1, 3]
+    assert last["figures"]["requests"] == 4
+    assert "interrupted: 2 of 4 requests are finished, 2 are not" in done.stderr
+
+
+def test_stdin_is_read_where_asked(model: Path, command: str, tmp_path: Path) -> None:
+    for name in ("generate", "batch"):
+        done = subprocess.run(
+            [command, name, "-", "--max-tokens", "2", "--model", str(model), "--json"],
+            input="hello", capture_output=True, text=True, cwd=tmp_path, timeout=60, check=True,
+        )  # fmt: skip
+        first = json.loads(done.stdout.splitlines()[0])
+        assert first["prompt_ids"] == Tokenizer(GGUF(model)).encode("hello")
+
+
+def test_an_encoding_that_lacks_a_letter_does_not_stop_it(model: Path, command: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [command, "generate", "hello", "--max-tokens", "60", "--ignore-eos", "--model", str(model)],
+        capture_output=True, cwd=tmp_path, timeout=60, check=False,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "NO_COLOR": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
+    assert b"prefill" in done.stdout
+
+
+def test_ctrl_c_ends_a_stream_with_its_figures(model: Path, tmp_path: Path) -> None:
+    slow = f"""
+import signal, sys
+import tinyllm.infer.llama as llama
+forward, passes = llama.Llama.forward, []
+def wait(*arguments, **options):
+    passes.append(1)
+    if len(passes) == 4:
+        signal.raise_signal(signal.SIGINT)
+    return forward(*arguments, **options)
+llama.Llama.forward = wait
+from tinyllm.cli import main
+main(["generate", "hello", "--max-tokens", "50", "--ignore-eos", "--model", {str(model)!r}])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", slow], capture_output=True, cwd=tmp_path, timeout=60, check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    assert done.returncode == 130
+    assert b"prefill" in done.stdout
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_terminal_shows_the_prompt_too(on_terminal: Callable[..., tuple[int, str]], model: Path) -> None:
+    code, shown = on_terminal("generate", TEXT, "--max-tokens", "3", "--model", model)
+    assert code == 0
+    assert TEXT in shown
+    assert "prefill" in shown
+    assert np.char.count(shown, "tokens/s") == 2
