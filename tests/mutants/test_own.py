@@ -69,7 +69,7 @@ def test_the_properties_alone_kill() -> None:
 
 
 def test_none_of_them_asks_for_an_order_of_the_free_blocks() -> None:
-    """With `-x` a grader would stop at the first that does: each has to pass. One run, for without it they do."""
+    """With `-x` a grader would stop at the first that does: each has to pass. Without it they do."""
     (order,) = [bug for bug in bugs.load_set("course") if bug.survives]
     target = plant.find(bugs.MODULE)
     planted = target.with_source(order.apply(target.source))
