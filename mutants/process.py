@@ -6,6 +6,7 @@ call is cancelled, or when the parent is gone, the whole group is killed.
 """
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import shutil
@@ -22,8 +23,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-PRELOAD = ["numpy", "hypothesis", "hypothesis.stateful", "pytest", "_hypothesis_pytestplugin", "xdist.plugin"]
-"""Imported once, in the fork server; never a module that a bug may be planted in."""
+PRELOAD = [
+    *("numpy", "numpy.testing", "numpy.typing"),
+    *("hypothesis", "hypothesis.stateful", "_hypothesis_pytestplugin"),
+    *("pytest", "xdist.plugin", "xdist.looponfail", "asyncio", "pdb", "unittest"),
+]
+"""Imported once, in the fork server; never a module that a bug may be planted in, nor `numpy.random`, which
+draws its state when it is imported: all runs would draw alike, and a flaky suite would not show."""
 TAIL = 20_000  # bytes of output that are kept
 LONGEST = 70  # bytes of a temporary folder's name: a socket's name may have 103, and 32 are added
 POLL = 0.1  # seconds between two looks at `cancelled`
@@ -158,6 +164,7 @@ def _child(pipe: Connection, folder: str, function: Callable[..., Any], args: tu
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(Path(folder, "hypothesis"))
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     threading.Thread(target=_die_with_parent, args=(pipe, folder), daemon=True).start()
+    gc.freeze()  # what the fork server has imported: pytest collects garbage several times, and never that
     own = os.getpid()
     try:
         message = ("done", function(lambda event: pipe.send(("event", event)), *args))

@@ -1,7 +1,9 @@
 """A pytest plugin that notes what happened, and stops at the first kill."""
 
+import sys
 import time
 from collections.abc import Generator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -98,8 +100,11 @@ def hurry(recorder: Recorder) -> None:
     """Have Hypothesis stop at the first failing example, unshrunk and unsaved, and count the examples.
 
     There is no setting for this that a suite's own settings would not override. Were these two methods to
-    change, grading would be slower and counts missing, but no verdict would differ.
+    change, grading would be slower and counts missing, but no verdict would differ. Nor is
+    a patch made of the example: where libcst is installed, its import takes longer than most kills.
     """
+    without = "hypothesis.extra._patching"
+    sys.modules[without] = ModuleType(without)  # which defines nothing: as if libcst were missing
     initialise, run_example = ConjectureRunner.__init__, ConjectureRunner.test_function
 
     def without_shrinking(self: ConjectureRunner, *args: Any, **kwargs: Any) -> None:

@@ -76,7 +76,7 @@ def test_a_learner_starts_tests_checks_and_mutates(run: Run, tmp_path: Path) -> 
 
     shutil.copy(ROOT / "tinyllm" / "infer" / "paged.py", tmp_path / "paged.py")  # written, at last
     assert "1 passed" in run("pytest").stdout
-    checked = run("tinyllm", "check", "paged.py", "--tests", "tests")
+    checked = run("tinyllm", "check", "paged.py", "--tests", "tests", "--profile", "dev")
     assert checked.returncode == 1, checked.stdout + checked.stderr  # one property is not enough
     assert "s06 is required, and survives" in checked.stdout
     assert "s02    killed" in checked.stdout

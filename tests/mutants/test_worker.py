@@ -1,5 +1,6 @@
 """One run of a suite, from within: in a process that is allowed to end by itself, which `Grader` forbids."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -166,6 +167,15 @@ def test_nothing_is_shrunk(work: Worked) -> None:
     found = work(text)
     assert len(found["kills"]) == 1
     assert found["examples"] < 100
+
+
+def test_no_patch_is_made_of_an_example(work: Worked, tmp_path: Path) -> None:
+    """What it takes is there (mutmut needs it as well), and would be imported after the first kill."""
+    assert importlib.util.find_spec("libcst")
+    text = DRAWN + "import atexit, sys\n@given(st.integers())\ndef test(n): assert not has_s02()\n"
+    text += "@atexit.register\ndef end():\n    open('TMP/loaded', 'w').write(str('libcst' in sys.modules))\n"
+    assert len(work(text)["kills"]) == 1
+    assert (tmp_path / "loaded").read_text() == "False"
 
 
 def test_a_suite_may_use_the_engine_itself(work: Worked) -> None:

@@ -22,9 +22,7 @@ from tinyllm.testing.trace import NotOffered
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MANAGER, CELLS = ("block_manager.py", "make"), ("cells.py", "CellCache")
 FEW = settings(profile("ci"), max_examples=60, phases=[Phase.generate])
-MANY = settings(
-    profile("ci"), max_examples=600
-)  # what is found late in one process may be found early in another
+MANY = settings(FEW, max_examples=600)  # what is found late in one process may be found early in another
 
 
 @pytest.fixture(autouse=True)

@@ -401,11 +401,12 @@ def test_random_ops_conserve_blocks(factory: Factory) -> None:
     rng = np.random.default_rng(0)
     config = Config(24, 3, 2, 1, 2)
     cache, oracle = factory(*config), Oracle(config)
+    moves = ["add", "fork", "append", "append", "append", "free"]
     for step in range(10_000):
         live = sorted(oracle.tables)
         unused = [seq for seq in range(8) if seq not in oracle.tables]
-        move = rng.choice(["add", "fork", "append", "append", "append", "free"])
-        seq = int(rng.choice(live)) if live else 0
+        move = moves[rng.integers(len(moves))]
+        seq = live[rng.integers(len(live))] if live else 0
         if move == "add" and unused:
             cache.add_seq(unused[0])
             oracle.add(unused[0])

@@ -87,7 +87,7 @@ class View:
 class Step:
     """One call that returned: its name, the sequence and layer it acted on, and the view on both sides.
 
-    `cost` is the number of blocks it had to take, `shared` who shared blocks before it, by the oracle.
+    `cost` is the number of blocks it had to take, `tables` those before it, by the oracle.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Step:
     cost: int
     before: View
     after: View
-    shared: Sharing
+    tables: dict[int, list[int]]
 
     def blame(self, seq: int, layer: int | None, own: int) -> int:
         """The law that a difference in `seq` and `layer` breaks: `own` where the call acted."""
@@ -169,14 +169,22 @@ def sharing(tables: dict[int, list[int]]) -> Sharing:
     return {place: together for together in map(frozenset, holders.values()) for place in together}
 
 
+def _shared_alike(expected: dict[int, list[int]], found: dict[int, list[int]]) -> bool:
+    """Whether tables of the same lengths differ in the names of blocks alone; quick, since most do."""
+    pairs = {pair for seq, table in expected.items() for pair in zip(table, found[seq], strict=True)}
+    return len(pairs) == len({one for one, _ in pairs}) == len({other for _, other in pairs})
+
+
 def check_sharing(step: Step, oracle: Oracle) -> None:
     """Laws 6, 7, 8: two tables hold the same block exactly where the oracle says so. Ids do not matter."""
-    expected, found = sharing(oracle.tables), sharing(step.after.tables)
+    if _shared_alike(oracle.tables, step.after.tables):
+        return
+    expected, found, shared = (sharing(t) for t in (oracle.tables, step.after.tables, step.tables))
     for place in sorted(expected):
         if expected[place] == found[place]:
             continue
         for other in sorted(found[place] - expected[place]):
-            law = 7 if step.name == "fork" else 8 if other in step.shared.get(place, ()) else 6
+            law = 7 if step.name == "fork" else 8 if other in shared.get(place, ()) else 6
             raise LawBroken(
                 law, "sharing", f"{_holds(place)} not shared with {_holds(other)}", "one block in both"
             )

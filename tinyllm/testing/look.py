@@ -122,9 +122,10 @@ def _table(cache: Any, seq: int, oracle: Oracle, answers: list[Answer]) -> list[
     if not isinstance(table, np.ndarray) or table.dtype != np.int32 or table.ndim != 1:
         raise LawBroken(1, "table", f"block_table({seq}) is a one-dimensional int32 array", shown(table))
     ids: list[int] = table.tolist()
-    if any(block <= JUNK_BLOCK for block in ids):
+    low, high = min(ids, default=0), max(ids, default=0)
+    if low <= JUNK_BLOCK:
         raise LawBroken(12, "table", f"block_table({seq}) is a copy", OVERWRITTEN)
-    if any(not 0 <= block < num_blocks for block in ids):
+    if low < 0 or high >= num_blocks:
         raise LawBroken(1, "table", f"block ids in [0, {num_blocks})", f"block_table({seq}) == {ids}")
     scribble(table, JUNK_BLOCK - oracle.look())  # at once, each differently
     answers.append(Answer(f"block_table({seq})", table, image(table)))
@@ -185,6 +186,8 @@ def image(given: Any) -> Any:
     """All of an array, a nested list or a dict that can be changed in place, to be compared."""
     if isinstance(given, np.ndarray):
         return given.dtype, given.shape, given.flags.writeable, given.tobytes()
+    if isinstance(given, dict) and all(type(value) is int for value in given.values()):
+        return given.copy()
     return copy.deepcopy(given) if isinstance(given, (list, tuple, dict)) else None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from tinyllm.testing import laws, trace
 from tinyllm.testing.contract import Config, Factory, PagedCache, capabilities, extensions
 from tinyllm.testing.extensions import check_extensions, check_need
-from tinyllm.testing.laws import JUNK, LawBroken, Sharing, Step, View
+from tinyllm.testing.laws import JUNK, LawBroken, Step, View
 from tinyllm.testing.look import LAW_OF, Answer, attempt, image, look, named, scribble
 from tinyllm.testing.oracle import Oracle
 from tinyllm.testing.story import tell
@@ -53,7 +53,7 @@ class Run:
         """The empty state of `new`, as the oracle has it."""
         self.config = config
         self.oracle = Oracle(config, lazy_copy="lazy-copy" in self.offers)
-        self._shared: Sharing = {}
+        self._tables: dict[int, list[int]] = {}  # the oracle's, when the cache was last looked at
         self.view = View({}, {}, {}, {"free": config.num_blocks}, config.num_blocks)
 
     def step(self, op: Op) -> None:
@@ -109,7 +109,7 @@ class Run:
         if broken is None:
             return
         before, self.view = self.view, look(self._cache, self.oracle, self.offers, self._answers)
-        self._step = Step("stats", None, None, 0, before, self.view, laws.sharing(self.oracle.tables))
+        self._step = Step("stats", None, None, 0, before, self.view, dict(self.oracle.tables))
         self.hold()  # what its caller wrote into an answer (12), say, broke the ten methods as well
         broken.beyond = True
         raise broken
@@ -229,8 +229,8 @@ class Run:
         layer = int(op.args[1]) if op.name in {"append", "len", "gather"} else None
         if "independent-layers" not in self.offers and op.name == "append":
             layer = None  # all of them were appended to
-        self._step = Step(op.name, seq, layer, self._cost, before, self.view, self._shared)
-        self._cost, self._shared = 0, laws.sharing(self.oracle.tables)
+        self._step = Step(op.name, seq, layer, self._cost, before, self.view, self._tables)
+        self._cost, self._tables = 0, dict(self.oracle.tables)  # it replaces a table, and changes none
 
     def _ask_need(self, op: Op) -> LawBroken | None:
         """What is wrong with what `blocks_needed` says of the line, if anything."""
