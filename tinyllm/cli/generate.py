@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from tinyllm.cli.grade import at_least
 from tinyllm.cli.language import (
+    INTERRUPTED,
     SPREAD,
     USAGE,
     BlockSize,
@@ -137,6 +138,8 @@ def generate(
         terminal().print(
             f"[dim]{escape(_line(figures, facts, cache))}[/dim]", soft_wrap=True, highlight=False
         )
+    if any(output.finish == "interrupted" for output in outputs):
+        raise typer.Exit(INTERRUPTED)
 
 
 class _Asked(NamedTuple):
