@@ -14,7 +14,19 @@ from mutants.bugs import load_set
 from tinyllm.testing.catalogue import CATALOGUE
 
 Invoke = Callable[..., Any]
-COMMANDS = ["check", "grade", "power", "replay", "bugs", "tests", "start", "diff", "model"]
+COMMANDS = [
+    "check",
+    "grade",
+    "power",
+    "replay",
+    "bugs",
+    "tests",
+    "start",
+    "diff",
+    "generate",
+    "batch",
+    "model",
+]
 
 
 def words(text: str) -> str:
