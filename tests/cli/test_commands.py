@@ -14,7 +14,7 @@ from mutants.bugs import load_set
 from tinyllm.testing.catalogue import CATALOGUE
 
 Invoke = Callable[..., Any]
-COMMANDS = [
+COMMANDS = ["check", "grade", "power", "replay", "generate", "batch", "bugs", "tests", "start", "diff", "model"]
     "check",
     "grade",
     "power",
