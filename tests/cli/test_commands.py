@@ -14,19 +14,7 @@ from mutants.bugs import load_set
 from tinyllm.testing.catalogue import CATALOGUE
 
 Invoke = Callable[..., Any]
-COMMANDS = ["check", "grade", "power", "replay", "generate", "batch", "bugs", "tests", "start", "diff", "model"]
-    "check",
-    "grade",
-    "power",
-    "replay",
-    "bugs",
-    "tests",
-    "start",
-    "diff",
-    "generate",
-    "batch",
-    "model",
-]
+COMMANDS = "check grade power replay generate batch bugs tests start diff model".split()
 
 
 def words(text: str) -> str:
