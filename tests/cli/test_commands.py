@@ -14,7 +14,8 @@ from mutants.bugs import load_set
 from tinyllm.testing.catalogue import CATALOGUE
 
 Invoke = Callable[..., Any]
-COMMANDS = "check grade power replay generate batch bugs tests start diff model".split()
+COMMANDS = ["check", "grade", "power", "replay", "generate", "batch"]
+COMMANDS += ["bugs", "tests", "start", "diff", "model"]
 
 
 def words(text: str) -> str:
