@@ -4,24 +4,9 @@ from pathlib import Path
 
 from mutants.bugs import load_set
 from tinyllm.testing.directed import TRACES
+from tinyllm.testing.film import EXAMPLE
 
 FOLDER = Path(__file__).parent
-EXAMPLE = """\
-new 4 2 1 1 2            # the chapter's section 3: blocks of two positions, a pool of four
-add 0
-append 0 0 1             # b0 slot 0
-append 0 0 1             # b0 slot 1
-append 0 0 1             # b1 slot 0
-append 0 0 1             # b1 slot 1
-append 0 0 1             # b2 slot 0
-fork 0 1                 # allocates nothing
-append 1 0 1             # b2 is copied first
-append 0 0 1             # in place: the last holder
-append 0 0 1 ! OutOfBlocks
-free 0
-append 1 0 2
-free 1
-"""
 
 
 def golden() -> dict[str, str]:
