@@ -102,4 +102,5 @@ def tinyllm(command: str, tmp_path: Path) -> Callable[..., subprocess.CompletedP
 
 def clean_environment() -> dict[str, str]:
     """The environment without what pytest and xdist put there, and without CI."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "CI"))}
+    ours = ("PYTEST_", "CI", "GITHUB_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}

@@ -10,7 +10,8 @@ from rich.markup import escape
 from rich.status import Status
 
 from tinyllm.cli import need
-from tinyllm.cli.grade import Jobs, Seed, check_writable, choose, cores, run_grader, write
+from tinyllm.cli.gate import Badge, Gate, Junit, check_writable, write
+from tinyllm.cli.grade import Jobs, Seed, choose, cores, run_grader
 from tinyllm.cli.hold import Held, Programs, Progress, as_json, hold
 from tinyllm.cli.screen import fail, show, terminal
 
@@ -41,6 +42,8 @@ def check(
     seed: Seed = 0,
     jobs: Jobs = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write both steps as JSON.")] = None,
+    junit: Junit = None,
+    badge: Badge = None,
 ) -> None:
     """Hold a cache to every law, then grade the tests that go with it.
 
@@ -62,23 +65,26 @@ def check(
     if tests is not None and not tests.exists():
         fail(USAGE, f"there are no tests at {tests}")
     check_writable(*([json] if json else []))
+    gate = Gate(junit, badge, impl)
     report: dict[str, Any] = {"implementation": impl, "profile": profile, "seed": seed, "grade": None}
 
-    held, code = _step_one(console, impl, profile, seed)
+    held, code = _step_one(console, gate, profile, seed)
     report["check"] = as_json(held)
     if code == 0:
-        code = _step_two(console, impl, tests, profile, seed, jobs, report)
+        code = _step_two(console, gate, tests, profile, seed, jobs, report)
     else:
         console.print("\nStep 2, grading the tests, waits until step 1 passes.")
     report["exitCode"] = code
     if json:
         write(json, report)
+    gate.publish(code)
     raise typer.Exit(code)
 
 
-def _step_one(console: Console, impl: str, profile: str, seed: int) -> tuple[Held, int]:
+def _step_one(console: Console, gate: Gate, profile: str, seed: int) -> tuple[Held, int]:
     from mutants.process import call  # noqa: PLC0415 - heavy
 
+    impl = gate.impl
     console.print(f"[bold]1  Is the cache right?[/bold]  {escape(impl)}")
     now = Progress("", f"loading {impl}")
     with console.status("  starting") as status:
@@ -87,6 +93,7 @@ def _step_one(console: Console, impl: str, profile: str, seed: int) -> tuple[Hel
             nonlocal now
             if isinstance(event, Progress):
                 now = event
+                gate.steps += [event] if event.seconds is not None else []
             _show_progress(console, status, event)
 
         ended = call(hold, impl, profile, seed, timeout=SILENCE, on_event=listen)
@@ -95,7 +102,8 @@ def _step_one(console: Console, impl: str, profile: str, seed: int) -> tuple[Hel
         held.failed.append(now)
         _show_end(console, ended, now)
     if held.unusable:
-        fail(USAGE, held.unusable)
+        gate.refuse(USAGE, held.unusable)
+    gate.held = held
     if held.unwritten:
         console.print(f"\nNext: write [bold]{escape(held.unwritten)}[/bold].")
     if held.story:
@@ -133,7 +141,7 @@ def _show_progress(console: Console, status: Status, event: object) -> None:
 
 def _step_two(
     console: Console,
-    impl: str,
+    gate: Gate,
     tests: Path | None,
     profile: str,
     seed: int,
@@ -143,6 +151,7 @@ def _step_two(
     from mutants import report as reports  # noqa: PLC0415 - heavy
     from mutants.grade import Grader  # noqa: PLC0415
 
+    impl = gate.impl
     if tests is None and impl != REFERENCE:
         console.print("\n[bold]2  Are the tests any good?[/bold]  skipped: name them with --tests")
         return 0
@@ -155,7 +164,7 @@ def _step_two(
         also = replace(target, path=str(path), source=path.read_text(encoding="utf-8"))
     options = (f"--hypothesis-profile=tinyllm-{profile}",) if tests is None else ()
     grader = Grader((graded,), target, bugs, seed=seed, jobs=jobs or cores(), options=options, also=also)
-    result = run_grader(console, grader)
+    result = run_grader(console, grader, gate)
     show(console, result)
     report["grade"] = reports.as_json(result)
     return result.code

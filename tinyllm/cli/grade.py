@@ -20,6 +20,7 @@ from rich.progress import (
 )
 
 from tinyllm.cli import need
+from tinyllm.cli.gate import Badge, Gate, Junit, check_writable, write
 from tinyllm.cli.screen import coloured, fail, show, terminal
 
 if TYPE_CHECKING:
@@ -98,6 +99,8 @@ def grade(
         Path | None,
         typer.Option(metavar="FILE", help="Run all tests on each bug; write bugs by tests as CSV."),
     ] = None,
+    junit: Junit = None,
+    badge: Badge = None,
 ) -> None:
     """Score tests by how many planted bugs they kill. The exit code is the verdict.
 
@@ -111,6 +114,7 @@ def grade(
 
     need("pytest", "hypothesis")
     console = terminal()
+    gate = Gate(junit, badge)
     check_writable(*(path for path in (json, matrix) if path))
     target, chosen = choose(bug or [], bug_set, bugs, module)
     grader = Grader(
@@ -123,9 +127,10 @@ def grade(
         timeout=timeout,
         keep_going=matrix is not None,
     )
-    result = run_grader(console, grader)
+    result = run_grader(console, grader, gate)
     show(console, result)
     save(json, matrix, result)
+    gate.publish(result.code)
     raise typer.Exit(result.code)
 
 
@@ -161,8 +166,8 @@ def choose(
     return target, [known[name] for name in ids] if ids else list(known.values())
 
 
-def run_grader(console: Console, grader: "Grader") -> "Grade":
-    """Grade with a progress bar; exits with a message when there is no verdict."""
+def run_grader(console: Console, grader: "Grader", gate: Gate) -> "Grade":
+    """Grade with a progress bar, for the gate to tell; exits with a message when there is no verdict."""
     from mutants.verdict import GradeError  # noqa: PLC0415
 
     for path in grader.tests:
@@ -180,12 +185,13 @@ def run_grader(console: Console, grader: "Grader") -> "Grade":
                     progress.console.print(f"  {bug.id} {coloured(trial.status)} (seed {trial.seed})")
 
         try:
-            return grader.grade(listen)
+            gate.grade = grader.grade(listen)
         except GradeError as error:
             progress.stop()
             if error.detail:
                 terminal(stderr=True).print(escape(error.detail.rstrip()[-4000:]), soft_wrap=True)
-            fail(error.code, f"no verdict: {error}")
+            gate.refuse(error.code, f"no verdict: {error}", error.detail)
+    return gate.grade
 
 
 def progress_bar(console: Console) -> Progress:
@@ -202,14 +208,6 @@ def progress_bar(console: Console) -> Progress:
     )
 
 
-def check_writable(*paths: Path) -> None:
-    """Exit with a message when a report could not be written: before the work, not after it."""
-    for path in paths:
-        if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-            why = "it is a folder" if path.is_dir() else "its folder is not there, or not writable"
-            fail(USAGE, f"{path} cannot be written: {why}")
-
-
 def save(json: Path | None, matrix: Path | None, grade: "Grade") -> None:
     """Write the reports that were asked for."""
     from mutants import report  # noqa: PLC0415
@@ -218,13 +216,3 @@ def save(json: Path | None, matrix: Path | None, grade: "Grade") -> None:
     for path, content in contents.items():
         if path is not None:
             write(path, content)
-
-
-def write(path: Path, content: object) -> None:
-    """Write one report; exits with a message when it cannot be."""
-    from mutants import report  # noqa: PLC0415
-
-    try:
-        report.write(path, content)  # type: ignore[arg-type]
-    except OSError as error:
-        fail(USAGE, f"{path} cannot be written: {error.strerror}")

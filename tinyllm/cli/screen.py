@@ -39,14 +39,11 @@ def show(console: Console, grade: "Grade") -> None:
                 f"\n[yellow]{result.bug.id}[/yellow] is no bug, yet {escape(', '.join(result.killed_by))} "
                 f"objects: {escape(result.bug.title)}. The tests ask for more than the contract says."
             )
-    killed = sum(result.status == "killed" for result in grade.counted)
-    trials = f" in each of {len(grade.seeds)} trials" if len(grade.seeds) > 1 else ""
-    score = f"{killed} of {len(grade.counted)} planted bugs killed{trials}: {grade.score:.0%}"
     verdict = "[bold green]PASS[/bold green]" if grade.code == 0 else "[bold red]FAIL[/bold red]"
     seeds = (
         f"seed {grade.seeds[0]}" if len(grade.seeds) == 1 else f"seeds {grade.seeds[0]} to {grade.seeds[-1]}"
     )
-    console.print(f"\n{verdict}  {score}  [dim]({grade.count} tests, {seeds})[/dim]")
+    console.print(f"\n{verdict}  {grade.sentence}  [dim]({grade.count} tests, {seeds})[/dim]")
     for reason in grade.reasons:
         console.print(f"      {escape(reason)}")
 
