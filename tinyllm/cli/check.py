@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
-from tinyllm.cli import need
+from tinyllm.cli import need, stages
 from tinyllm.cli.gate import Badge, Gate, Junit, check_writable, write
 from tinyllm.cli.grade import Jobs, Seed, choose, cores, run_grader
 from tinyllm.cli.hold import Held, Programs, Progress, as_json, hold
@@ -87,6 +87,7 @@ def _step_one(console: Console, gate: Gate, profile: str, seed: int) -> tuple[He
     impl = gate.impl
     console.print(f"[bold]1  Is the cache right?[/bold]  {escape(impl)}")
     now = Progress("", f"loading {impl}")
+    passed: set[str] = set()
     with console.status("  starting") as status:
 
         def listen(event: object) -> None:
@@ -94,6 +95,7 @@ def _step_one(console: Console, gate: Gate, profile: str, seed: int) -> tuple[He
             if isinstance(event, Progress):
                 now = event
                 gate.steps += [event] if event.seconds is not None else []
+                passed.update([event.name] if event.seconds is not None and not event.problem else [])
             _show_progress(console, status, event)
 
         ended = call(hold, impl, profile, seed, timeout=SILENCE, on_event=listen)
@@ -104,8 +106,6 @@ def _step_one(console: Console, gate: Gate, profile: str, seed: int) -> tuple[He
     if held.unusable:
         gate.refuse(USAGE, held.unusable)
     gate.held = held
-    if held.unwritten:
-        console.print(f"\nNext: write [bold]{escape(held.unwritten)}[/bold].")
     if held.story:
         console.print()
         console.print(held.story, markup=False, soft_wrap=True)
@@ -113,6 +113,10 @@ def _step_one(console: Console, gate: Gate, profile: str, seed: int) -> tuple[He
         console.print(f"   every law holds over {held.programs:,} programs of {held.lines:,} lines")
     for missing in held.not_checked:
         console.print(f"   not checked: {escape(missing)}")
+    if held.stages and impl != REFERENCE and not impl.startswith("exec:"):
+        stages.show(console, passed, held.stages, held.unwritten)
+    elif held.unwritten:
+        console.print(f"\nNext: write [bold]{escape(held.unwritten)}[/bold].")
     return held, 0 if held.passed else WEAK
 
 
@@ -134,8 +138,10 @@ def _show_progress(console: Console, status: Status, event: object) -> None:
         status.update(f"  {event.name}")
     elif isinstance(event, Progress):
         mark = "[red]✗[/red]" if event.problem else "[green]✓[/green]"
-        console.print(f"   {mark} {event.kind:10} {escape(event.name)}")
-        if event.problem:
+        unwritten = event.problem.endswith(stages.UNWRITTEN)
+        why = f"[dim]: {escape(event.problem)}[/dim]" if unwritten else ""
+        console.print(f"   {mark} {event.kind:10} {escape(event.name)}{why}", soft_wrap=True)
+        if event.problem and not unwritten:
             console.print(f"     {escape(event.problem)}", soft_wrap=True)
 
 
