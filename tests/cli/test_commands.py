@@ -14,7 +14,7 @@ from mutants.bugs import load_set
 from tinyllm.testing.catalogue import CATALOGUE
 
 Invoke = Callable[..., Any]
-COMMANDS = ["check", "grade", "power", "replay", "generate", "batch"]
+COMMANDS = ["check", "grade", "power", "replay", "show", "generate", "batch"]
 COMMANDS += ["bugs", "tests", "start", "diff", "model"]
 
 
