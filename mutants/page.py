@@ -1,7 +1,7 @@
 """A grade as one page of HTML, for people: the verdict, what survives and why it matters, who killed what.
 
 The page needs nothing but itself: no network, and no script but to sort its tables. Its policy allows the
-style and the script that it came with, by their hashes, and nothing else; so what stands in a title, a test id
+style and the script that it came with, by their hashes, and nothing else: what stands in a title, a test id
 or a diff stays text.
 """
 

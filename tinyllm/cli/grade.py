@@ -238,7 +238,7 @@ def write_page(
     from tinyllm.cli import page  # noqa: PLC0415 - heavy
 
     write(path, page.render(grade, context, whole=whole))
-    console.print(f"\nthe page: {escape(str(path))}", soft_wrap=True)
+    console.print(f"\nThe page: {escape(str(path))}", soft_wrap=True)
 
 
 def write(path: Path, content: object) -> None:
