@@ -11,12 +11,13 @@ from rich.status import Status
 
 from tinyllm.cli import need, stages
 from tinyllm.cli.gate import Badge, Gate, Junit, check_writable, write
-from tinyllm.cli.grade import Jobs, Seed, choose, cores, run_grader
+from tinyllm.cli.grade import Html, Jobs, Seed, choose, cores, run_grader, write_page
 from tinyllm.cli.hold import Held, Programs, Progress, as_json, hold
 from tinyllm.cli.screen import fail, show, terminal
 
 if TYPE_CHECKING:
     from mutants.process import Ended
+    from mutants.verdict import Grade
 
 REFERENCE = "tinyllm.infer.paged"
 PROFILES = ("dev", "ci", "deep")
@@ -26,6 +27,7 @@ WEAK, USAGE = 1, 2
 
 
 def check(
+    context: typer.Context,
     impl: Annotated[
         str, typer.Argument(metavar="[IMPL]", help="path/to/paged.py, pkg.module or pkg.module:Class.")
     ] = REFERENCE,
@@ -44,6 +46,7 @@ def check(
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write both steps as JSON.")] = None,
     junit: Junit = None,
     badge: Badge = None,
+    html: Html = None,
 ) -> None:
     """Hold a cache to every law, then grade the tests that go with it.
 
@@ -54,7 +57,9 @@ def check(
     An engine in another language is a program that speaks the protocol of docs/protocol.md: `tinyllm check
     --exec "./engine"`.
     """
-    need("pytest", "hypothesis")
+    from mutants import report as reports  # noqa: PLC0415 - heavy
+
+    need("pytest", "hypothesis", *(["jinja2"] if html else []))
     console = terminal()
     if command is not None:
         if impl != REFERENCE:
@@ -64,19 +69,25 @@ def check(
         fail(USAGE, f"--profile {profile}: there are {', '.join(PROFILES)}")
     if tests is not None and not tests.exists():
         fail(USAGE, f"there are no tests at {tests}")
-    check_writable(*([json] if json else []))
+    check_writable(*(path for path in (json, html) if path))
     gate = Gate(junit, badge, impl)
     report: dict[str, Any] = {"implementation": impl, "profile": profile, "seed": seed, "grade": None}
 
     held, code = _step_one(console, gate, profile, seed)
     report["check"] = as_json(held)
+    grade = None
     if code == 0:
-        code = _step_two(console, gate, tests, profile, seed, jobs, report)
+        grade = _step_two(console, gate, tests, profile, seed, jobs)
+        report["grade"], code = (reports.as_json(grade), grade.code) if grade else (None, 0)
     else:
         console.print("\nStep 2, grading the tests, waits until step 1 passes.")
     report["exitCode"] = code
     if json:
         write(json, report)
+    if html and grade:
+        write_page(console, html, grade, context)
+    elif html:
+        console.print("\nThere is no grade, and so no page.")
     gate.publish(code)
     raise typer.Exit(code)
 
@@ -152,15 +163,13 @@ def _step_two(
     profile: str,
     seed: int,
     jobs: int | None,
-    report: dict[str, Any],
-) -> int:
-    from mutants import report as reports  # noqa: PLC0415 - heavy
-    from mutants.grade import Grader  # noqa: PLC0415
+) -> "Grade | None":
+    from mutants.grade import Grader  # noqa: PLC0415 - heavy
 
     impl = gate.impl
     if tests is None and impl != REFERENCE:
         console.print("\n[bold]2  Are the tests any good?[/bold]  skipped: name them with --tests")
-        return 0
+        return None
     graded = str(tests or own_tests())
     console.print(f"\n[bold]2  Are the tests any good?[/bold]  {escape(graded)}")
     target, bugs = choose([], "course", None, None)
@@ -172,8 +181,7 @@ def _step_two(
     grader = Grader((graded,), target, bugs, seed=seed, jobs=jobs or cores(), options=options, also=also)
     result = run_grader(console, grader, gate)
     show(console, result)
-    report["grade"] = reports.as_json(result)
-    return result.code
+    return result
 
 
 def own_tests() -> Path:
