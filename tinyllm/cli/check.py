@@ -11,7 +11,7 @@ from rich.status import Status
 
 from tinyllm.cli import need, stages
 from tinyllm.cli.gate import Badge, Gate, Junit, check_writable, write
-from tinyllm.cli.grade import Html, Jobs, Seed, choose, cores, run_grader, write_page
+from tinyllm.cli.grade import Html, Jobs, Reveal, Seed, choose, cores, run_grader, write_page
 from tinyllm.cli.hold import Held, Programs, Progress, as_json, hold
 from tinyllm.cli.screen import fail, show, terminal
 
@@ -44,6 +44,7 @@ def check(
     seed: Seed = 0,
     jobs: Jobs = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write both steps as JSON.")] = None,
+    reveal: Reveal = False,
     junit: Junit = None,
     badge: Badge = None,
     html: Html = None,
@@ -77,7 +78,7 @@ def check(
     report["check"] = as_json(held)
     grade = None
     if code == 0:
-        grade = _step_two(console, gate, tests, profile, seed, jobs)
+        grade = _step_two(console, gate, tests, profile, seed, jobs, reveal=reveal)
         report["grade"], code = (reports.as_json(grade), grade.code) if grade else (None, 0)
     else:
         console.print("\nStep 2, grading the tests, waits until step 1 passes.")
@@ -163,6 +164,8 @@ def _step_two(
     profile: str,
     seed: int,
     jobs: int | None,
+    *,
+    reveal: bool,
 ) -> "Grade | None":
     from mutants.grade import Grader  # noqa: PLC0415 - heavy
 
@@ -180,7 +183,7 @@ def _step_two(
     options = (f"--hypothesis-profile=tinyllm-{profile}",) if tests is None else ()
     grader = Grader((graded,), target, bugs, seed=seed, jobs=jobs or cores(), options=options, also=also)
     result = run_grader(console, grader, gate)
-    show(console, result)
+    show(console, result, reveal=reveal)
     return result
 
 

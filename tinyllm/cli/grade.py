@@ -62,6 +62,7 @@ Seed = Annotated[
     ),
 ]
 Only = Annotated[list[str] | None, typer.Option(metavar="ID", help="Plant this one alone; may be repeated.")]
+Reveal = Annotated[bool, typer.Option("--reveal", help="Show what surviving bugs do in the code.")]
 Html = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Write the grade as a page: what survives and why it matters."),
@@ -104,6 +105,7 @@ def grade(
         Path | None,
         typer.Option(metavar="FILE", help="Run all tests on each bug; write bugs by tests as CSV."),
     ] = None,
+    reveal: Reveal = False,
     junit: Junit = None,
     badge: Badge = None,
     html: Html = None,
@@ -137,7 +139,7 @@ def grade(
         keep_going=matrix is not None,
     )
     result = run_grader(console, grader, gate)
-    show(console, result)
+    show(console, result, reveal=reveal)
     save(json, matrix, result)
     if html:
         write_page(console, html, result, context, whole=matrix is not None)
