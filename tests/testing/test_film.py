@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,6 +121,11 @@ def test_before_new_and_after_close_there_is_no_cache() -> None:
     assert film[7].config.num_blocks == 3
 
 
+def test_a_second_new_takes_nothing_from_the_first() -> None:
+    film = frames("new 4 2 1 1 1\nadd 0\nappend 0 0 3\nnew 4 2 1 1 1\nadd 0\nappend 0 0 1")
+    assert [(frame.taken, len(frame.freed)) for frame in film[2:]] == [(2, 0), (0, 0), (0, 0), (1, 0)]
+
+
 def test_a_fork_that_copies_at_once() -> None:
     class Eager(PagedKVCache):
         capabilities = frozenset(CAPABILITIES) - {"lazy-copy"}
@@ -149,6 +155,31 @@ def test_a_broken_law_has_a_frame(named: Callable[[str], Factory]) -> None:
     assert law == 8
     assert [frame.law for frame in film] == [0] * 8 + [8]
     assert film[8].sequences[0].table == film[8].sequences[1].table
+
+
+def test_a_line_that_should_have_been_refused_has_no_error(named: Callable[[str], Factory]) -> None:
+    film, law = watched("new 4 2 1 1 1\nadd 0\nappend 0 0 0 ! ValueError", named("s13"))
+    assert (law, film[-1].law, film[-1].error) == (15, 15, "")
+
+
+def test_a_table_that_turns_into_another_is_no_copy() -> None:
+    class Confused(PagedKVCache):
+        def block_table(self, seq_id: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+            return super().block_table(0 if self.seq_len(seq_id) == 2 else seq_id)
+
+    film, law = watched("new 4 2 1 1 1\nadd 0\nappend 0 0 1\nadd 1\nappend 1 0 1\nappend 1 0 1", Confused)
+    assert law
+    assert film[-1].sequences[1].table == film[-1].sequences[0].table
+    assert (film[-1].copied, film[-1].taken) == (0, 0)
+
+
+def test_what_goes_beyond_the_ten_methods_is_held_too() -> None:
+    class Dear(PagedKVCache):
+        def blocks_needed(self, seq_id: int, layer: int, tokens: int) -> int:
+            return super().blocks_needed(seq_id, layer, tokens) + 1
+
+    film, law = watched(EXAMPLE, Dear)
+    assert (len(film), film[-1].law, law) == (14, 0, 16)
 
 
 def test_a_cache_that_cannot_be_made_has_a_frame() -> None:
@@ -181,6 +212,13 @@ def test_what_an_implementation_does_not_offer() -> None:
 def test_the_sequence_that_a_line_names_is_drawn() -> None:
     frame = only("new 4 2 1 1 1\n" + "".join(f"add {seq}\n" for seq in range(9)), 10)
     assert words.sequences(frame, 4) == [0, 1, 2, 8]
+
+
+def test_the_blocks_that_a_line_changed_are_drawn() -> None:
+    text = "new 99 1 1 1 1\nadd 0\nappend 0 0 50\nadd 1\nappend 1 0 1\nfree 1\nfree 0"
+    assert [words.chosen(frame, 4) for frame in frames(text)[1:]] == [
+        [0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 50], [0, 1, 2, 50], [0, 1, 2, 3],
+    ]  # fmt: skip
 
 
 @given(st.text(), st.integers(4, 60), st.integers(1, 4))
