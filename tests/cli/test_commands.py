@@ -14,7 +14,20 @@ from mutants.bugs import load_set
 from tinyllm.testing.catalogue import CATALOGUE
 
 Invoke = Callable[..., Any]
-COMMANDS = ["check", "grade", "power", "replay", "bugs", "tests", "start", "diff", "model"]
+COMMANDS = [
+    "check",
+    "grade",
+    "power",
+    "replay",
+    "show",
+    "generate",
+    "batch",
+    "bugs",
+    "tests",
+    "start",
+    "diff",
+    "model",
+]
 
 
 def words(text: str) -> str:

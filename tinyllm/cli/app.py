@@ -15,6 +15,7 @@ from tinyllm.cli.grade import grade
 from tinyllm.cli.power import power
 from tinyllm.cli.replay import replay
 from tinyllm.cli.screen import fail, show_diff, terminal
+from tinyllm.cli.show import show
 
 USAGE = 2
 
@@ -32,6 +33,7 @@ app.command()(check)
 app.command()(grade)
 app.command()(power)
 app.command()(replay)
+app.command()(show)
 app.command()(generate)
 app.command()(batch)
 app.add_typer(model.app, name="model")

@@ -3,10 +3,11 @@
 `frames(text)` are the facts, `svg(frames)` draws them as a strip, readable without colour.
 """
 
+from tinyllm.testing.film import words
 from tinyllm.testing.film.record import Block, Frame, Held, frames, roll
 from tinyllm.testing.film.strip import PANELS, svg
 
-__all__ = ["EXAMPLE", "PANELS", "Block", "Frame", "Held", "frames", "roll", "svg"]
+__all__ = ["EXAMPLE", "PANELS", "Block", "Frame", "Held", "frames", "roll", "svg", "words"]
 
 EXAMPLE = """\
 new 4 2 1 1 2            # the chapter's section 3: blocks of two positions, a pool of four

@@ -49,6 +49,8 @@ class Frame(NamedTuple):
     blocks: dict[int, Block]
     """Those in a table; all other blocks are free."""
     sequences: dict[int, Held]
+    named: tuple[int | float, ...]
+    """The sequences that the line names, there or not."""
     freed: tuple[int, ...]
     """The blocks that this line gave back."""
 
@@ -91,9 +93,7 @@ def roll(text: str, factory: Factory = PagedKVCache) -> Iterator[Frame]:
             old = run.view
             law = _step(run, op, number)
             before = old.tables
-            if run.refused or run.view is old:
-                before = run.view.tables
-            elif op.name == "new":
+            if op.name == "new" and run.view is not old:
                 before, opened = {}, True
             yield Frame(
                 number,
@@ -125,8 +125,8 @@ def _step(run: Run, op: Op, number: int) -> LawBroken | None:
 
 def _facts(
     op: Op, before: dict[int, list[int]], view: View, size: int
-) -> tuple[dict[int, Block], dict[int, Held], tuple[int, ...]]:
-    """The blocks in tables, the sequences, and the blocks that are in no table any more."""
+) -> tuple[dict[int, Block], dict[int, Held], tuple[int | float, ...], tuple[int, ...]]:
+    """The blocks in tables, the sequences, those named, and the blocks that are in no table any more."""
     holders: dict[int, set[int]] = {}
     filled: dict[int, int] = {}
     copy_of: dict[int, int] = {}
@@ -149,5 +149,6 @@ def _facts(
         )
         for block in sorted(holders)
     }
+    named = op.args[: {"fork": 2, "new": 0}.get(op.name, 1)]
     sequences = {seq: Held(tuple(table), tuple(view.lens[seq])) for seq, table in view.tables.items()}
-    return blocks, sequences, tuple(sorted(was_held - blocks.keys()))
+    return blocks, sequences, named, tuple(sorted(was_held - blocks.keys()))

@@ -1,10 +1,10 @@
 """A film as one picture: SVG of its own, no script, no font, no id; what colour says is written as well."""
 
-import textwrap
 from collections.abc import Iterable
 from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
+from tinyllm.testing.contract import Config
 from tinyllm.testing.film import words
 from tinyllm.testing.film.record import Block, Frame
 
@@ -15,9 +15,9 @@ BLOCKS = 16  # of a pool
 SEQUENCES = 4
 COLUMNS = 3
 MARGIN, GAP, PANEL, PAD = 12, 10, 318, 12
-CELL, CELL_GAP, BOX, CELL_ROW = 69, 6, 38, 70
-LINE = 15
-TEXT_COLUMNS = 43  # of 11 px in a panel
+CELL, CELL_GAP, BOX, CELL_ROW, MARK = 69, 6, 38, 58, 12
+LINE, SIZE = 15, 11
+TEXT_COLUMNS = 43  # in a panel
 SLOTS = 8  # as squares; more are a bar
 
 # Okabe and Ito's palette, which is told apart with any colour vision; tints of it behind text.
@@ -25,6 +25,27 @@ INK, GREY, PAPER = "#1a1a1a", "#595959", "#ffffff"
 BLUE, PALE_BLUE, ORANGE, PALE_ORANGE, RED = "#0072b2", "#e3f1fa", "#b34700", "#fdf0dc", "#b00020"
 MONO = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 SANS = "system-ui, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif"
+
+MEANINGS = ("free", "one holder", "taken now", "shared", "copied now", "given back now")
+LEGEND = Frame(
+    number=0,
+    line="",
+    note="",
+    error="",
+    law=0,
+    open=True,
+    config=Config(len(MEANINGS), 2, 1, 1, 1),
+    blocks={
+        1: Block((0,), 2),
+        2: Block((0,), 1, new=True),
+        3: Block((0, 1), 2),
+        4: Block((1,), 2, copy_of=3),
+    },
+    sequences={},
+    named=(),
+    freed=(5,),
+)
+"""A block of each meaning."""
 
 
 class _Panel(NamedTuple):
@@ -47,6 +68,7 @@ def svg(frames: Iterable[Frame], *, title: str = "") -> str:
     wide = 2 * MARGIN + columns * PANEL + (columns - 1) * GAP
 
     root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "role": "img", "aria-label": title})
+    root.attrib.update({"font-family": MONO, "font-size": str(SIZE), "fill": INK})
     _add(root, "title", title)
     _add(
         root,
@@ -84,9 +106,9 @@ def _add(parent: ET.Element, tag: str, text: str = "", /, **attributes: object) 
     return element
 
 
-def _text(parent: ET.Element, x: float, y: float, text: str, *, size: float = 11, **more: object) -> None:
-    given: dict[str, object] = {"font_family": MONO, "fill": INK} | more
-    _add(parent, "text", text, x=x, y=y, font_size=size, **given)
+def _text(parent: ET.Element, x: float, y: float, text: str, *, size: float = SIZE, **more: object) -> None:
+    given: dict[str, object] = {} if size == SIZE else {"font_size": size}
+    _add(parent, "text", text, x=x, y=y, **(given | more))
 
 
 def _panel(frame: Frame) -> _Panel:
@@ -102,7 +124,7 @@ def _panel(frame: Frame) -> _Panel:
     room = int((PANEL - PAD - x) / 7.3)
     _text(panel, x, 20, words.short(frame.line, room), size=12, font_weight="bold")
     y: float = 20
-    for note in textwrap.wrap(words.short(frame.note, 92), 50):
+    for note in words.folded(frame.note, 48, 2):
         y += LINE
         _text(panel, PAD, y, note, font_family=SANS, font_style="italic", fill=GREY)
     if stopped:
@@ -114,8 +136,9 @@ def _panel(frame: Frame) -> _Panel:
         _text(panel, PAD, y + 10, "no cache", fill=GREY)
         return _Panel(panel, y + 22)
     y = _tables(panel, frame, _pool(panel, frame, y))
-    y += LINE
-    _text(panel, PAD, y, words.short(f"{words.cost(frame)}; {words.pool(frame)}", TEXT_COLUMNS))
+    for said in words.balance(frame, TEXT_COLUMNS):
+        y += LINE
+        _text(panel, PAD, y, words.short(said, TEXT_COLUMNS))
     return _Panel(panel, y + 11)
 
 
@@ -142,47 +165,53 @@ def _skipped(first: Frame, last: Frame, count: int) -> _Panel:
 def _pool(panel: ET.Element, frame: Frame, y: float) -> float:
     drawn = words.chosen(frame, BLOCKS)
     across = (PANEL - 2 * PAD + CELL_GAP) // (CELL + CELL_GAP)
-    for place, number in enumerate(drawn):
-        row, column = divmod(place, across)
-        x = PAD + column * (CELL + CELL_GAP)
-        block = frame.blocks.get(number)
-        mark = words.mark(frame, number)
-        _cell(panel, x, y + row * CELL_ROW, f"b{number}", block, frame.config.block_size, mark)
-    y += -(-len(drawn) // across) * CELL_ROW
-    if more := words.left_out(frame, drawn):
+    for start in range(0, len(drawn), across):
+        row = drawn[start : start + across]
+        for column, number in enumerate(row):
+            _cell(panel, PAD + column * (CELL + CELL_GAP), y, frame, number)
+        y += CELL_ROW + MARK * any(words.mark(frame.blocks.get(number)) for number in row)
+    if more := words.left_out(frame, BLOCKS):
         y += 10
         _text(panel, PAD, y, words.short(more, TEXT_COLUMNS), fill=GREY)
         y += 4
     return y
 
 
-def _cell(
-    panel: ET.Element, x: float, y: float, name: str, block: Block | None, size: int, mark: str
-) -> None:
+def _cell(panel: ET.Element, x: float, y: float, frame: Frame, number: int) -> None:
     """A block: its outline says its state, and so do the words under it."""
-    shared = block is not None and len(block.holders) > 1
-    copied = block is not None and block.copy_of is not None
+    block = frame.blocks.get(number)
+    holders, filled = (len(block.holders), block.filled) if block else (0, 0)
+    shared = holders > 1
     look: dict[str, object] = {"fill": PALE_BLUE, "stroke": INK, "stroke_width": 1}
     if block is None:
         look = {"fill": PAPER, "stroke": GREY, "stroke_dasharray": "4 3"}
     elif shared:
         look["fill"] = PALE_ORANGE
-    if copied:
+    if block and block.copy_of is not None:
         look["stroke_width"] = 3.5
     _add(panel, "rect", x=x, y=y, width=CELL, height=BOX, rx=3, **look)
     if shared:
         lines = [f"M{x + at:g} {y + BOX - 3:g}l14 -14" for at in range(4, CELL - 14, 6)]
         _add(panel, "path", d="".join(lines), stroke=ORANGE, fill="none")
         _add(panel, "rect", x=x + 3, y=y + 3, width=CELL - 6, height=BOX - 6, rx=1, fill="none", stroke=INK)
-    _text(panel, x + 6, y + 14, words.short(name, 7), size=10.5, font_weight="bold")
-    if shared and block is not None:
-        count = f"{len(block.holders):,}\u00d7"
+    _text(panel, x + 6, y + 14, words.short(f"b{number}", 7), size=10.5, font_weight="bold")
+    if shared:
+        count = f"{holders:,}\u00d7"
         _text(panel, x + CELL - 6, y + 14, count, size=10.5, text_anchor="end", font_weight="bold")
-    filled = block.filled if block else 0
-    _slots(panel, x + 6, y + BOX - 18, size, filled, ORANGE if shared else BLUE if block else GREY)
-    _text(panel, x + 1, y + BOX + 12, words.state(block, 11), size=10, fill=INK if block else GREY)
-    if mark:
-        _text(panel, x + 1, y + BOX + 24, words.short(mark, 12), size=10, font_weight="bold")
+    ink = ORANGE if shared else BLUE if block else GREY
+    _slots(panel, x + 6, y + BOX - 18, frame.config.block_size, filled, ink)
+    said, weight = words.state(frame, number, 11), "bold" if number in frame.freed else "normal"
+    _text(
+        panel,
+        x + 1,
+        y + BOX + MARK,
+        said,
+        size=10,
+        fill=INK if block or weight == "bold" else GREY,
+        font_weight=weight,
+    )
+    if mark := words.mark(block):
+        _text(panel, x + 1, y + BOX + 2 * MARK, words.short(mark, 12), size=10, font_weight="bold")
 
 
 def _slots(panel: ET.Element, x: float, y: float, size: int, filled: int, ink: str) -> None:
@@ -200,8 +229,9 @@ def _slots(panel: ET.Element, x: float, y: float, size: int, filled: int, ink: s
 
 
 def _tables(panel: ET.Element, frame: Frame, y: float) -> float:
-    for seq, held in list(frame.sequences.items())[:SEQUENCES]:
-        name, lens = words.sequence(seq, 22), words.lengths(held.lens)
+    for seq in words.sequences(frame, SEQUENCES):
+        held = frame.sequences[seq]
+        name, lens = words.sequence(seq, 22), words.lengths(held.lens, TEXT_COLUMNS - 2)
         room = TEXT_COLUMNS - max(len(name), 3) - 1
         beside = len(lens) <= room // 2
         table = words.listed(
@@ -223,18 +253,11 @@ def _tables(panel: ET.Element, frame: Frame, y: float) -> float:
 
 def _legend(root: ET.Element, y: float, wide: float) -> float:
     """A cell of each state, and its name in words."""
-    samples: list[tuple[str, Block | None, str]] = [
-        ("free", None, ""),
-        ("owned by one", Block((0,), 2), ""),
-        ("taken by this line", Block((0,), 1, new=True), "new"),
-        ("shared by two", Block((0, 1), 2), ""),
-        ("copied by this line", Block((1,), 2, copy_of=2), "copy of b2"),
-    ]
-    room = 190
+    room = 158
     across = max(1, int((wide - 2 * MARGIN) // room))
-    for place, (meaning, block, mark) in enumerate(samples):
-        row, column = divmod(place, across)
-        x, top = MARGIN + column * room, y + 4 + row * CELL_ROW
-        _cell(root, x, top, "b3", block, 2, mark)
+    for number, meaning in enumerate(MEANINGS):
+        row, column = divmod(number, across)
+        x, top = MARGIN + column * room, y + 4 + row * (CELL_ROW + MARK)
+        _cell(root, x, top, LEGEND, number)
         _text(root, x + CELL + 8, top + BOX / 2 + 4, meaning, font_family=SANS)
-    return y + 4 + -(-len(samples) // across) * CELL_ROW + MARGIN / 2
+    return y + 4 + -(-len(MEANINGS) // across) * (CELL_ROW + MARK) + MARGIN / 2

@@ -1,10 +1,12 @@
 """The short texts of a film, the same on the screen and in the picture."""
 
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Sequence
 from itertools import groupby, islice
 
 from tinyllm.testing.film.record import Block, Frame
+
+FEW = 6  # layers whose lengths are listed one by one
 
 
 def width(text: str) -> int:
@@ -29,13 +31,30 @@ def short(text: str, most: int) -> str:
     return f"{head}...{tail}"
 
 
-def listed(words: Iterable[str], most: int, room: int) -> str:
-    """Words in at most `room` columns; what is left out of `most` is counted."""
-    words = list(words)
-    for shown in range(len(words), 0, -1):
+def folded(text: str, most: int, rows: int) -> list[str]:
+    """A text in at most so many rows of at most so many columns, folded at its spaces where it can be."""
+    lines = [""]
+    for word in short(text, most * rows).split():
+        if lines[-1] and width(lines[-1]) + 1 + width(word) <= most:
+            lines[-1] += f" {word}"
+            continue
+        if lines[-1]:
+            lines.append("")
+        for char in word:
+            if width(lines[-1] + char) > most:
+                lines.append("")
+            lines[-1] += char
+    if len(lines) > rows:
+        lines = [*lines[: rows - 1], short(" ".join(lines[rows - 1 :]), most)]
+    return lines if lines[0] else []
+
+
+def listed(words: Sequence[str], most: int, room: int) -> str:
+    """The first of the words, at most so many, in at most `room` columns; how many more there are is said."""
+    for shown in range(min(len(words), most), 0, -1):
         rest = len(words) - shown
         text = " ".join(words[:shown]) + (f" +{rest:,}" if rest else "")
-        if shown <= most and len(text) <= room:
+        if len(text) <= room:
             return text
     return f"{len(words):,} of them" if words else ""
 
@@ -57,37 +76,52 @@ def pool(frame: Frame) -> str:
     return f"{frame.free:,} of {frame.config.num_blocks:,} blocks free"
 
 
-def state(block: Block | None, room: int) -> str:
-    """Who holds a block: `free`, `s0`, `s0 s1`, or `256 holders`."""
+def balance(frame: Frame, room: int) -> list[str]:
+    """The cost, and how much is free: on one line if there is room."""
+    both = [cost(frame), pool(frame)]
+    return ["; ".join(both)] if len("; ".join(both)) <= room else both
+
+
+def state(frame: Frame, number: int, room: int) -> str:
+    """Who holds a block: `free`, `freed` by this line, `s0`, `s0 s1`, or `256 holders`."""
+    block = frame.blocks.get(number)
     if block is None:
-        return "free"
+        return "freed" if number in frame.freed else "free"
     names = " ".join(sequence(seq) for seq in block.holders[:room])
     return names if len(names) <= room else f"{len(block.holders):,} holders"
 
 
-def mark(frame: Frame, number: int) -> str:
-    """What the line did to a block: `copy of b2`, `new`, `freed`, or nothing."""
-    block = frame.blocks.get(number)
+def mark(block: Block | None) -> str:
+    """Why the line took a block: `copy of b2`, `new`, or nothing."""
     if block is None:
-        return "freed" if number in frame.freed else ""
+        return ""
     if block.copy_of is not None:
         return f"copy of b{block.copy_of}"
     return "new" if block.new else ""
 
 
-def lengths(lens: Iterable[int]) -> str:
-    """The lengths of the layers: `5 long`, `5 in each of 40 layers`, `layers 0-38: 5, 39: 4`."""
-    lens = tuple(lens)
+def lengths(lens: tuple[int, ...], room: int) -> str:
+    """How long the layers are: `5 long`, `lens 5 5 4`, `5 in each of 40 layers`, `layers 0-38: 5, 39: 4`.
+
+    In less room than that takes: `4 to 5 in 40 layers`.
+    """
     if len(lens) == 1:
         return f"{lens[0]:,} long"
-    if len(set(lens)) == 1:
+    if len(set(lens)) == 1 and len(lens) > FEW:
         return f"{lens[0]:,} in each of {len(lens):,} layers"
     runs, start = [], 0
     for length, group in groupby(lens):
         count = len(list(group))
         runs.append(f"{start}{f'-{start + count - 1}' if count > 1 else ''}: {length:,}")
         start += count
-    return f"layers {', '.join(runs)}"
+    text = f"lens {' '.join(map(str, lens))}" if len(lens) <= FEW else f"layers {', '.join(runs)}"
+    return text if len(text) <= room else f"{min(lens):,} to {max(lens):,} in {len(lens):,} layers"
+
+
+def sequences(frame: Frame, most: int) -> list[int]:
+    """The sequences to be drawn, in order; where not all are, those that the line names are among them."""
+    first = sorted(frame.sequences, key=lambda seq: seq not in frame.named)[:most]
+    return [seq for seq in frame.sequences if seq in first]
 
 
 def chosen(frame: Frame, most: int) -> list[int]:
@@ -103,8 +137,9 @@ def chosen(frame: Frame, most: int) -> list[int]:
     return sorted(first)
 
 
-def left_out(frame: Frame, drawn: list[int]) -> str:
-    """What is not drawn of the pool: `and 4,080 more blocks, 80 held`; nothing when all is."""
+def left_out(frame: Frame, most: int) -> str:
+    """What is not drawn of the pool: `and 4,080 more blocks, 80 of them held`; nothing when all is."""
+    drawn = chosen(frame, most)
     more = frame.config.num_blocks - len(drawn)
     held = len(frame.blocks) - sum(number in frame.blocks for number in drawn)
     return f"and {more:,} more blocks, {held:,} of them held" if more else ""

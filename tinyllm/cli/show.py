@@ -1,0 +1,130 @@
+"""`tinyllm show`: step through a trace, the pool drawn after each line; or draw it as a film strip."""
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from tinyllm.cli.check import REFERENCE
+from tinyllm.cli.grade import check_writable, write
+from tinyllm.cli.screen import fail, terminal
+
+if TYPE_CHECKING:
+    from tinyllm.testing.film import Frame
+
+WEAK, USAGE, INTERRUPTED = 1, 2, 130
+TITLE = "The chapter's worked example"
+PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
+
+
+def show(
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE.trace]", help="The program, in the trace language; - is stdin."),
+    ] = None,
+    impl: Annotated[
+        str | None,
+        typer.Argument(metavar="[IMPL]", help="path/to/paged.py, pkg.module or pkg.module:Class."),
+    ] = None,
+    example: Annotated[
+        bool, typer.Option("--example", help="The chapter's worked example, in place of FILE.trace.")
+    ] = False,
+    step: Annotated[bool, typer.Option("--step", help="Wait for Enter after each line.")] = False,
+    svg: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw it as a film strip as well, of 24 panels at most."),
+    ] = None,
+    command: Annotated[
+        str | None,
+        typer.Option("--exec", metavar="COMMAND", help="An engine behind a pipe, in place of IMPL."),
+    ] = None,
+) -> None:
+    """Step through a program: after each line the pool, the block tables, the lengths, and the cost.
+
+    A block is drawn as `[b1 #. s0 s1]`: its number, its slots (# is filled), and the sequences that hold it.
+    What a line does is said beside: `new`, `copy of b1`, `freed`. Every law is checked, as by `replay`.
+
+    Examples: `tinyllm show --example`, `tinyllm show x.trace paged.py --step`
+    """
+    from tinyllm.testing.film import EXAMPLE, roll  # noqa: PLC0415 - heavy
+    from tinyllm.testing.film.words import short  # noqa: PLC0415
+    from tinyllm.testing.implementation import ImplementationError, load  # noqa: PLC0415
+    from tinyllm.testing.laws import LawBroken  # noqa: PLC0415
+    from tinyllm.testing.trace import TraceError  # noqa: PLC0415
+
+    file, impl = _source(file, impl, example=example)
+    if step and str(file) == "-":
+        fail(USAGE, "--step waits for Enter on stdin, and - reads the program from there")
+    check_writable(*([svg] if svg else []))
+    text = EXAMPLE if file is None else _read(file)
+    name = "the example" if file is None else "stdin" if str(file) == "-" else str(file)
+    try:
+        factory = load(f"exec:{command}" if command else impl)
+    except (ImplementationError, ValueError) as error:
+        fail(USAGE, str(error))
+
+    console, law = terminal(), None
+    frames: list[Frame] = []
+    try:
+        for frame in roll(text, factory):
+            _show(console, frame, wait=step and bool(frames))
+            frames.append(frame)
+    except LawBroken as broken:
+        law = broken
+    except TraceError as error:
+        fail(USAGE, f"{name}: {short(str(error), 400)}")
+    except KeyboardInterrupt:
+        console.print()  # the cursor stands behind a question
+        raise typer.Exit(INTERRUPTED) from None
+    if svg:
+        _draw(console, svg, frames, TITLE if file is None else Path(name).name)
+    if law:
+        last = frames[-1]
+        console.print(
+            f"line {last.number} of {name} breaks law {law.law}: {short(last.line, 400)}\n", **PLAIN
+        )
+        console.print(str(law), **PLAIN)
+        raise typer.Exit(WEAK)
+    console.print(f"every law holds after each of {len(frames)} lines")
+
+
+def _source(file: Path | None, impl: str | None, *, example: bool) -> tuple[Path | None, str]:
+    """The file, none for the example, and the implementation; with --example that is the one argument."""
+    if not example:
+        if file is None:
+            fail(USAGE, "nothing to show: give a FILE.trace, - for stdin, or --example")
+        return file, impl or REFERENCE
+    if impl is not None:
+        fail(USAGE, f"--example takes the place of FILE.trace, and IMPL alone; here are {file} and {impl}")
+    return None, str(file or REFERENCE)
+
+
+def _read(file: Path) -> str:
+    try:
+        return (sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        fail(USAGE, f"{file} cannot be read: {getattr(error, 'strerror', None) or error}")
+
+
+def _draw(console: Console, path: Path, frames: "list[Frame]", title: str) -> None:
+    from tinyllm.testing.film import PANELS, svg  # noqa: PLC0415
+
+    write(path, svg(frames, title=title))
+    some = f"{PANELS - 1} of " if len(frames) > PANELS else ""
+    console.print(f"{path} has {some}{len(frames)} lines drawn", **PLAIN)
+
+
+def _show(console: Console, frame: "Frame", *, wait: bool) -> None:
+    from tinyllm.cli.film import INDENT, drawn  # noqa: PLC0415
+
+    if wait:
+        if console.is_terminal:
+            console.print(" " * INDENT + "[dim]Enter: the next line[/dim]", end="")
+        with contextlib.suppress(EOFError):  # where stdin has come to its end, nobody is waited for
+            input()
+    for line in drawn(frame, console.width):
+        console.print(line, soft_wrap=True)
+    console.print()
