@@ -32,6 +32,7 @@ MEANING = {
 }
 WORDS = {"survived": "survives", "timeout": "timeout", "invalid": "invalid"}
 SHADES = 4  # of the heat map, above none
+SHORT = 28  # characters of the name of a test, above its column
 HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 )
@@ -138,7 +139,7 @@ def _word(result: Result) -> str:
         return "as it must"
     some = f" {result.kills}/{len(result.trials)}" if result.kills and len(result.trials) > 1 else ""
     if result.status == "killed":
-        return f"killed{some}"
+        return f"killed{some}" + (", yet no bug" if result.bug.survives else "")
     return WORDS[result.status] + (f", killed{some}" if some else "")
 
 
@@ -207,9 +208,13 @@ def _cell(result: Result, test: str) -> Cell:
 
 
 def _short(test: str) -> str:
-    """The name of a test without its file and class; `::` may stand in its parameters too."""
-    name, bracket, parameters = test.partition("[")
-    return name.rpartition("::")[2] + bracket + parameters
+    """The name of a test without its file and class, cut; the end of its parameters tells it apart."""
+    name, bracket, parameters = test.partition("[")  # `::` may stand in these too
+    short = name.rpartition("::")[2].removeprefix("test_") + bracket + parameters
+    if len(short) <= SHORT:
+        return short
+    tail = SHORT // 2 if bracket else 0
+    return f"{short[: SHORT - tail]}…{short[len(short) - tail :]}"
 
 
 @dataclass(frozen=True)

@@ -119,9 +119,15 @@ def test_what_a_survivor_says(weak: Grade, html: str, parsed: Page) -> None:
     assert "x2 timeout, killed 1/2" in text
     assert "What happened no end within 3 s" in text
     assert "No kill t.py::slow: DeadlineExceeded" in text
-    assert "x4 killed 2/2 " in text
+    assert "x4 killed 2/2, yet no bug " in text
     assert "It is no bug A test objects to it all the same" in text
     assert "order as it must" in text
+
+
+def test_of_many_that_killed_it_eight_are_named() -> None:
+    grade = grade_of("killed")
+    grade.results[0].trials[0].outcome.kills[:] = [Failure(f"t::{i}", "call", "") for i in range(10)]
+    assert "t::6 t::7 and 2 more, in the table" in Page(as_html(grade)).text
 
 
 def test_a_picture_where_there_is_one(weak: Grade) -> None:
@@ -177,8 +183,11 @@ def test_the_bars(parsed: Page) -> None:
 
 
 def test_the_short_name_of_a_test() -> None:
-    assert page._short("a/b.py::Test::test_it[x::y]") == "test_it[x::y]"
+    assert page._short("a/b.py::Test::test_it[x::y]") == "it[x::y]"
     assert page._short("it") == "it"
+    assert page._short("a.py::test_" + "a" * 28) == "a" * 28
+    assert page._short("a.py::test_" + "a" * 28 + "b") == "a" * 28 + "…"
+    assert page._short("a.py::test_" + "a" * 99 + "[one-parameter]") == "a" * 14 + "…one-parameter]"
 
 
 def test_nothing_was_killed_and_nothing_survives() -> None:

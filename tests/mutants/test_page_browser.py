@@ -226,8 +226,10 @@ def test_all_text_stands_out(visit: Callable[..., Chrome], theme: str) -> None:
 
 def test_print_shows_everything_and_no_buttons(visit: Callable[..., Chrome]) -> None:
     browser = visit(theme="dark")
-    feature = {"name": "prefers-color-scheme", "value": "light"}
+    feature = {"name": "prefers-color-scheme", "value": "dark"}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": [feature]})
+    page = "return getComputedStyle(document.body).backgroundColor"
+    assert browser.execute_script(page) == "rgb(255, 255, 255)", "light, on paper"
     shown = "return document.querySelector(arguments[0]).checkVisibility({contentVisibilityAuto: true})"
     assert browser.execute_script(shown, "#bug-s02 .diff")
     assert not browser.execute_script(shown, "nav")

@@ -77,9 +77,10 @@ def show(
     except TraceError as error:
         fail(USAGE, f"{name}: {short(str(error), 400)}")
     except KeyboardInterrupt:
+        console.print()  # the cursor stands behind a question
         raise typer.Exit(INTERRUPTED) from None
     if svg:
-        _draw(console, svg, frames, TITLE if file is None else file.name)
+        _draw(console, svg, frames, TITLE if file is None else Path(name).name)
     if law:
         last = frames[-1]
         console.print(
