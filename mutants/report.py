@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mutants.bugs import Bug
-from mutants.verdict import THRESHOLD, Grade, Result
+from mutants.verdict import PASS, THRESHOLD, WEAK, Grade, Result
 
 STATUS = {"killed": "Killed", "survived": "Survived", "timeout": "Timeout", "invalid": "RuntimeError"}
 
@@ -105,6 +105,18 @@ def as_matrix(grade: Grade) -> str:
         kills = [{kill.test for kill in trial.outcome.kills} for trial in result.trials]
         writer.writerow([result.bug.id, result.status, *(sum(name in by for by in kills) for name in tests)])
     return text.getvalue()
+
+
+def as_badge(grade: Grade) -> dict[str, Any]:
+    """The score as a badge, in the JSON that shields.io reads from an address (its schema, version 1)."""
+    killed = sum(result.status == "killed" for result in grade.counted)
+    return badge("planted bugs", f"{killed} of {len(grade.counted)} killed", grade.code)
+
+
+def badge(label: str, message: str, code: int) -> dict[str, Any]:
+    """A badge coloured by the exit code."""
+    colour = {PASS: "brightgreen", WEAK: "red"}.get(code, "lightgrey")
+    return {"schemaVersion": 1, "label": label, "message": message, "color": colour}
 
 
 def write(path: Path, content: str | dict[str, Any]) -> None:

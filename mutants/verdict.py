@@ -89,6 +89,13 @@ class Grade:
         return sum(result.status == "killed" for result in counted) / len(counted) if counted else 0.0
 
     @property
+    def sentence(self) -> str:
+        """The score in words, such as `13 of 13 planted bugs killed: 100%`."""
+        killed = sum(result.status == "killed" for result in self.counted)
+        trials = f" in each of {len(self.seeds)} trials" if len(self.seeds) > 1 else ""
+        return f"{killed} of {len(self.counted)} planted bugs killed{trials}: {self.score:.0%}"
+
+    @property
     def reasons(self) -> list[str]:
         """Why the verdict is not a pass, in words."""
         found = []

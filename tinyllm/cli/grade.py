@@ -20,6 +20,7 @@ from rich.progress import (
 )
 
 from tinyllm.cli import need
+from tinyllm.cli.gate import Badge, Gate, Junit, check_writable, write
 from tinyllm.cli.screen import coloured, fail, show, terminal
 
 if TYPE_CHECKING:
@@ -61,10 +62,16 @@ Seed = Annotated[
     ),
 ]
 Only = Annotated[list[str] | None, typer.Option(metavar="ID", help="Plant this one alone; may be repeated.")]
+Reveal = Annotated[bool, typer.Option("--reveal", help="Show what surviving bugs do in the code.")]
+Html = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write the grade as a page: what survives and why it matters."),
+]
 BugSet = Annotated[str, typer.Option("--set", metavar="course|wild|engine|all", help="Which bugs to plant.")]
 
 
 def grade(
+    context: typer.Context,
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Tests, as pytest takes them.")],
     trials: Annotated[
         int,
@@ -98,6 +105,10 @@ def grade(
         Path | None,
         typer.Option(metavar="FILE", help="Run all tests on each bug; write bugs by tests as CSV."),
     ] = None,
+    reveal: Reveal = False,
+    junit: Junit = None,
+    badge: Badge = None,
+    html: Html = None,
 ) -> None:
     """Score tests by how many planted bugs they kill. The exit code is the verdict.
 
@@ -105,13 +116,17 @@ def grade(
     Killed means that a test failed which passes without the bug. The verdict is good at a score of 80 % with
     every required bug killed.
 
+    The page of --html is whole by itself and needs no network. With --matrix, its table of bugs by tests is
+    whole too: else each run ends with its first kill.
+
     Examples: `tinyllm grade tests/own`, `tinyllm grade --bugs mine.toml --module pkg.mod tests`
     """
     from mutants.grade import Grader  # noqa: PLC0415 - heavy
 
-    need("pytest", "hypothesis")
+    need("pytest", "hypothesis", *(["jinja2"] if html else []))
     console = terminal()
-    check_writable(*(path for path in (json, matrix) if path))
+    gate = Gate(junit, badge)
+    check_writable(*(path for path in (json, matrix, html) if path))
     target, chosen = choose(bug or [], bug_set, bugs, module)
     grader = Grader(
         tuple(paths),
@@ -123,9 +138,12 @@ def grade(
         timeout=timeout,
         keep_going=matrix is not None,
     )
-    result = run_grader(console, grader)
-    show(console, result)
+    result = run_grader(console, grader, gate)
+    show(console, result, reveal=reveal)
     save(json, matrix, result)
+    if html:
+        write_page(console, html, result, context, whole=matrix is not None)
+    gate.publish(result.code)
     raise typer.Exit(result.code)
 
 
@@ -161,8 +179,8 @@ def choose(
     return target, [known[name] for name in ids] if ids else list(known.values())
 
 
-def run_grader(console: Console, grader: "Grader") -> "Grade":
-    """Grade with a progress bar; exits with a message when there is no verdict."""
+def run_grader(console: Console, grader: "Grader", gate: Gate) -> "Grade":
+    """Grade with a progress bar, for the gate to tell; exits with a message when there is no verdict."""
     from mutants.verdict import GradeError  # noqa: PLC0415
 
     for path in grader.tests:
@@ -180,12 +198,13 @@ def run_grader(console: Console, grader: "Grader") -> "Grade":
                     progress.console.print(f"  {bug.id} {coloured(trial.status)} (seed {trial.seed})")
 
         try:
-            return grader.grade(listen)
+            gate.grade = grader.grade(listen)
         except GradeError as error:
             progress.stop()
             if error.detail:
                 terminal(stderr=True).print(escape(error.detail.rstrip()[-4000:]), soft_wrap=True)
-            fail(error.code, f"no verdict: {error}")
+            gate.refuse(error.code, f"no verdict: {error}", error.detail)
+    return gate.grade
 
 
 def progress_bar(console: Console) -> Progress:
@@ -202,14 +221,6 @@ def progress_bar(console: Console) -> Progress:
     )
 
 
-def check_writable(*paths: Path) -> None:
-    """Exit with a message when a report could not be written: before the work, not after it."""
-    for path in paths:
-        if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-            why = "it is a folder" if path.is_dir() else "its folder is not there, or not writable"
-            fail(USAGE, f"{path} cannot be written: {why}")
-
-
 def save(json: Path | None, matrix: Path | None, grade: "Grade") -> None:
     """Write the reports that were asked for."""
     from mutants import report  # noqa: PLC0415
@@ -220,11 +231,11 @@ def save(json: Path | None, matrix: Path | None, grade: "Grade") -> None:
             write(path, content)
 
 
-def write(path: Path, content: object) -> None:
-    """Write one report; exits with a message when it cannot be."""
-    from mutants import report  # noqa: PLC0415
+def write_page(
+    console: Console, path: Path, grade: "Grade", context: typer.Context, *, whole: bool = False
+) -> None:
+    """Write the grade as a page, and say where it is."""
+    from tinyllm.cli import page  # noqa: PLC0415 - heavy
 
-    try:
-        report.write(path, content)  # type: ignore[arg-type]
-    except OSError as error:
-        fail(USAGE, f"{path} cannot be written: {error.strerror}")
+    write(path, page.render(grade, context, whole=whole))
+    console.print(f"\nThe page: {escape(str(path))}", soft_wrap=True)

@@ -15,17 +15,16 @@ from rich.table import Table
 
 from tinyllm.cli import need
 from tinyllm.cli.check import PROFILES
+from tinyllm.cli.gate import check_writable, write
 from tinyllm.cli.grade import (
     BugSet,
     Jobs,
     Only,
     Seed,
     at_least,
-    check_writable,
     choose,
     cores,
     progress_bar,
-    write,
 )
 from tinyllm.cli.screen import fail, terminal
 

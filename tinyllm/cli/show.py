@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from tinyllm.cli.check import REFERENCE
-from tinyllm.cli.grade import check_writable, write
+from tinyllm.cli.gate import check_writable, write
 from tinyllm.cli.screen import fail, terminal
 
 if TYPE_CHECKING:

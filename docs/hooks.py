@@ -1,0 +1,229 @@
+"""What the site has besides the pages in this folder, made from the code: the hooks of mkdocs.yml.
+
+Bugs (from the TOML), the command line (from the commands), the trace language and the interfaces (from
+docstrings), and the source files that pages link to.
+"""
+
+import html
+import re
+from pathlib import Path
+from typing import Any
+
+import typer
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from mutants import bugs, plant
+from tinyllm.cli.app import app
+from tinyllm.testing import film, trace
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+SETS = {
+    "course": (
+        "Course",
+        "The bugs that are graded by default. Two are required: a suite that misses them fails.",
+    ),
+    "wild": ("Wild", "Faults that caches in production really shipped, each with its source."),
+    "engine": ("Engine", "Faults in what engines ask beyond the ten methods: laws 16 to 20."),
+}
+INTERFACES = {
+    "cache": ("The caches", ("tinyllm.infer.paged", "tinyllm.infer.kvcache", "tinyllm.infer.planning")),
+    "kit": (
+        "The kit",
+        (
+            "tinyllm.testing.contract",
+            "tinyllm.testing.check",
+            "tinyllm.testing.implementation",
+            "tinyllm.testing.machine",
+            "tinyllm.testing.run",
+            "tinyllm.testing.shrink",
+            "tinyllm.testing.laws",
+            "tinyllm.testing.engine",
+            "tinyllm.testing.shadow",
+            "tinyllm.testing.film",
+        ),
+    ),
+    "grader": (
+        "The grader",
+        ("mutants.bugs", "mutants.grade", "mutants.verdict", "mutants.report", "mutants.junit"),
+    ),
+    "model": (
+        "The model",
+        (
+            "tinyllm.infer.attention",
+            "tinyllm.infer.llama",
+            "tinyllm.infer.generate",
+            "tinyllm.infer.sampling",
+            "tinyllm.infer.beams",
+            "tinyllm.infer.batch",
+            "tinyllm.infer.tokenizer",
+            "tinyllm.infer.weights",
+            "tinyllm.infer.model",
+        ),
+    ),
+}
+OUTSIDE = re.compile(r"\]\((?:\.\./)+((?!\.)[\w./-]+\.\w+)\)")
+"""A link of a page to a file of the repository that is no page."""
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put what is made here into the navigation."""
+    parts = {
+        name: pages for entry in config.nav or [] if isinstance(entry, dict) for name, pages in entry.items()
+    }
+    parts["Reference"] += [{title: f"api/{name}.md"} for name, (title, _) in INTERFACES.items()]
+    shown = [
+        {title: [f"bugs/{bug.id}.md" for bug in bugs.load_set(name)]} for name, (title, _) in SETS.items()
+    ]
+    config.nav = [*(config.nav or [])[:-1], {"Bugs": ["bugs/index.md", *shown]}, (config.nav or [])[-1]]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add what is made here."""
+    made = {"trace.md": trace_page(), "commands.md": commands_page(), "bugs/index.md": bugs_page()}
+    made |= {f"api/{name}.md": interface_page(*what) for name, what in INTERFACES.items()}
+    for bug in bugs.load_set("all"):
+        made |= bug_page(bug)
+    for path in sorted(linked()):
+        made[f"sources/{path}.md"] = source_page(path)
+    for name, content in made.items():
+        files.append(File.generated(config, name, content=content))
+        if name.startswith("sources/"):
+            files.src_uris[name].inclusion = files.src_uris[name].inclusion.NOT_IN_NAV
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
+    """Point links to files of the repository to their pages here."""
+    up = "../" * page.file.src_uri.count("/")
+    return OUTSIDE.sub(
+        lambda found: f"]({up}sources/{found[1]}.md)" if outside(found[1]) else found[0], markdown
+    )
+
+
+def linked() -> set[str]:
+    """The files of the repository that pages link to."""
+    pages = [path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")]
+    return {path for text in pages for path in OUTSIDE.findall(text) if outside(path)}
+
+
+def outside(path: str) -> bool:
+    """Whether a path is that of a file of the repository, and of no page."""
+    return (ROOT / path).is_file() and not (DOCS / path).is_file()
+
+
+def source_page(path: str) -> str:
+    """A page with a file of the repository."""
+    text = (ROOT / path).read_text(encoding="utf-8").rstrip()
+    return f"# {path}\n\n````{Path(path).suffix[1:]}\n{text}\n````\n"
+
+
+def trace_page() -> str:
+    """The trace language, as its module describes it."""
+    first, _, rest = (trace.__doc__ or "").partition("\n")
+    forms = ", ".join(f"`{name}`" for name in trace.FORMS)
+    used = """
+A witness of a planted bug is a trace, and so are a shrunk counterexample and a golden file.
+[`tinyllm replay`](commands.md#tinyllm-replay) runs one and checks every law after each line;
+[`tinyllm show`](commands.md#tinyllm-show) draws what each line does.
+"""
+    return f"# The trace\n\n{first}\n{rest}\n\nForms of an append: {forms}.\n{used}"
+
+
+def bugs_page() -> str:
+    """All bugs in tables."""
+    parts = ["# The bugs\n", "One at a time is planted in a correct cache. What each of them teaches: "]
+    parts[1] += "what a user would see, the law it breaks, and the shortest program that shows it.\n"
+    for name, (title, about) in SETS.items():
+        parts += [f"## {title}\n\n{about}\n", "| bug | what the code does wrong | what a user would see |"]
+        parts.append("|---|---|---|")
+        for bug in bugs.load_set(name):
+            required = " **required**" if bug.required else ""
+            parts.append(f"| [{bug.id}]({bug.id}.md){required} | {cell(bug.title)} | {cell(bug.symptom)} |")
+        parts.append("")
+    return "\n".join(parts)
+
+
+def bug_page(bug: bugs.Bug) -> dict[str, str]:
+    """A page with a bug, and the picture of its witness."""
+    required = " It is required: a suite that misses it fails." if bug.required else ""
+    survives = " It is no bug: no good suite may object to it." if bug.survives else ""
+    facts = {
+        "what a user would see": cell(bug.symptom),
+        "breaks": ", ".join(law_link(law) for law in bug.laws),
+        "caught by": ", ".join(f"`{name}`" for name in bug.caught_by),
+        "known from": re.sub(r"(https?://[^\s,;)]+)", r"<\1>", bug.source),
+    }
+    rows = "".join(f"- **{name}**: {text}\n" for name, text in facts.items() if text)
+    source = plant.find(bugs.MODULE).source
+    text = (
+        f"# {bug.id}: {bug.title}\n\n{(required + survives).strip()}\n\n{rows}\n"
+        f"## What changes\n\n```diff\n{bug.diff(source, 'paged.py')}```\n"
+    )
+    pages = {}
+    if bug.witness:
+        pages[f"bugs/{bug.id}.svg"] = film.svg(film.frames(bug.witness), title=f"{bug.id}, on a right cache")
+        text += (
+            f"\n## The shortest program that shows it\n\n```text\n{bug.witness.strip()}\n```\n\n"
+            f"What a right cache does with it:\n\n![The program above on a right cache]({bug.id}.svg)\n"
+        )
+    text += f"\nTo see why it survives tests of yours: `pytest --plant {bug.id} YOUR_TESTS`.\n"
+    return pages | {f"bugs/{bug.id}.md": text}
+
+
+def law_link(law: int) -> str:
+    """A link to a law by its number."""
+    heading = re.search(rf"^## ({law}\. .*)$", (DOCS / "laws.md").read_text(encoding="utf-8"), re.MULTILINE)
+    if heading is None:
+        raise ValueError(f"docs/laws.md has no law {law}")
+    slug = re.sub(r"[^\w-]+", "-", heading[1].lower().replace(".", "")).strip("-")
+    return f"[law {law}](../laws.md#{slug})"
+
+
+def commands_page() -> str:
+    """The command line: each command, its arguments and options."""
+    group: Any = typer.main.get_command(app)
+    parts = ["# The command line\n", group.help + "\n", group.epilog + " See [exit codes](exit-codes.md).\n"]
+    for name, command in group.commands.items():
+        inner = getattr(command, "commands", None)
+        parts += [command_part(f"tinyllm {name}", command)]
+        parts += [command_part(f"tinyllm {name} {one}", what) for one, what in (inner or {}).items()]
+    return "\n".join(parts)
+
+
+def command_part(name: str, command: Any) -> str:
+    """One command of the page."""
+    arguments = [one.metavar for one in command.params if one.param_type_name == "argument"]
+    inner = ["COMMAND"] if hasattr(command, "commands") else []
+    usage = " ".join([name, "[OPTIONS]", *arguments, *inner])
+    lines = [
+        f"## `{name}` {{ #{name.replace(' ', '-')} }}\n",
+        f"```text\n{usage}\n```\n",
+        f"{command.help or ''}\n",
+    ]
+    rows = [row(parameter) for parameter in command.params if getattr(parameter, "help", None)]
+    if rows:
+        lines += ["|  | meaning | default |", "|---|---|---|", *rows, ""]
+    return "\n".join(lines)
+
+
+def row(parameter: Any) -> str:
+    """One argument or option."""
+    names = ", ".join(parameter.opts) if parameter.param_type_name == "option" else ""
+    shown = html.escape(f"{names} {parameter.metavar or ''}".strip()).replace("|", "&#124;")
+    default = parameter.show_default if isinstance(parameter.show_default, str) else parameter.default
+    said = "" if default is None or default is False or callable(default) else f"`{default}`"
+    return f"| <code>{shown}</code> | {cell(parameter.help)} | {'' if parameter.required else said} |"
+
+
+def interface_page(title: str, modules: tuple[str, ...]) -> str:
+    """The public names of some modules, by mkdocstrings."""
+    return f"# {title}\n\n" + "\n".join(f"::: {name}\n" for name in modules)
+
+
+def cell(text: str) -> str:
+    """Text for a cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|").replace("[", "\\[").replace("<", "&lt;")
