@@ -41,6 +41,7 @@ NOT_RUN = {
     "pip install ": "it installs",
     ".venv/bin/tox": "it runs this",
     "rustc ": "it needs a Rust compiler; tests/testing/test_engine.py uses it",
+    "pytest --pyargs tinyllm.testing --cache-impl paged.py": "README.md has it, with another path",
     "mutmut run": "it takes minutes; tests/mutants/test_mutmut.py",
 }
 """How commands begin that are not run here, and why."""
@@ -51,6 +52,8 @@ ONLY_READ = {
     "tinyllm batch ": "it needs the model; tests/model and tests/cli/test_language.py",
     "tinyllm grade path/to/tests --set ": "it is run without the option",
     "tinyllm grade path/to/tests --trials ": "it is run without the option",
+    "tinyllm grade path/to/tests --bug ": "it is run without the option",
+    "tinyllm grade path/to/tests --badge ": "it is run without the option; tests/cli/test_gate.py",
     "tinyllm check --exec ": "it needs the Rust engine; tests/testing/test_engine.py",
     "tinyllm replay tests/golden/": "it needs the Rust engine; tests/testing/test_engine.py",
 }
