@@ -12,10 +12,11 @@ import pytest
 import tinyllm as package
 from mutants.bugs import load_set
 from tinyllm.testing.catalogue import CATALOGUE
+from tinyllm.testing.laws import LAWS
 
 Invoke = Callable[..., Any]
 COMMANDS = ["check", "grade", "power", "replay", "show", "generate", "batch"]
-COMMANDS += ["bugs", "tests", "start", "diff", "model"]
+COMMANDS += ["laws", "bugs", "tests", "start", "diff", "model"]
 
 
 def words(text: str) -> str:
@@ -188,3 +189,12 @@ def test_output_that_nobody_reads_to_the_end(command: str) -> None:
     process.stderr.close()
     process.wait(timeout=60)
     assert "Traceback" not in err
+
+
+def test_laws_are_those_of_the_kit(invoke: Invoke) -> None:
+    shown = words(invoke("laws").stdout)
+    for number, (title, text) in LAWS.items():
+        assert words(f"{number} {title} {text}") in shown
+    assert words(invoke("laws", "8").stdout) == words(f"8 {LAWS[8][0]} {LAWS[8][1]}")
+    done = invoke("laws", "21")
+    assert (done.exit_code, done.stderr) == (2, "tinyllm: there is no law 21; there are 1 to 20\n")

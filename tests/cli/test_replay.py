@@ -27,7 +27,7 @@ def trace(tmp_path: Path) -> Path:
 
 
 def test_the_reference_passes(trace: Path) -> None:
-    assert replay(trace) == (0, "every law holds after each of 5 lines\n")
+    assert replay(trace) == (0, "every law holds after each of 5 lines: tinyllm.infer.paged\n")
 
 
 def test_a_broken_law_is_told_with_its_line(trace: Path, tmp_path: Path) -> None:

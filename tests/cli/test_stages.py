@@ -97,13 +97,13 @@ def test_the_stub_begins_with_stage_1(invoke: Invoke) -> None:
     assert shown(done) == {
         1: ("✗", "0 of 1"),
         2: ("✗", "0 of 4"),
-        3: ("✗", "0 of 3"),
-        4: ("✗", "0 of 3"),
+        3: ("✗", "0 of 2"),
+        4: ("✗", "0 of 4"),
         5: ("✗", "0 of 4"),
     }
     for part in (
         "Next: write __init__.",
-        "'new 4 2 1 1 2' needs a method that is not written yet",
+        "new 4 2 1 2 2",
         "a hint: Which block and which slot",
         "[b0 ## s0] [b1 #. s0 new]",
         "test_fork_shares_until_a_write: __init__ is not written yet",

@@ -59,6 +59,21 @@ def tinyllm(
 
 
 @app.command()
+def laws(
+    law: Annotated[int | None, typer.Argument(metavar="[N]", help="One law; such as 8.")] = None,
+) -> None:
+    """Say what must hold: the twenty laws, or one of them. docs/laws.md has them at length."""
+    from tinyllm.testing.laws import LAWS  # noqa: PLC0415
+
+    if law is not None and law not in LAWS:
+        fail(USAGE, f"there is no law {law}; there are 1 to {max(LAWS)}")
+    console = terminal()
+    for number in LAWS if law is None else [law]:
+        title, text = LAWS[number]
+        console.print(f"[bold]{number:2}  {title:14}[/bold] {escape(text)}", highlight=False)
+
+
+@app.command()
 def bugs(
     bug_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="One bug, whole; such as s06.")] = None,
 ) -> None:
@@ -133,7 +148,7 @@ def start(
         fail(USAGE, f"{error.filename or folder} cannot be written: {error.strerror}")
     if not written:
         fail(USAGE, f"everything is there already in {folder}; nothing was written")
-    console.print("Now, in that folder: `tinyllm tests`, then `tinyllm check paged.py`.")
+    console.print("Now: `tinyllm tests`, then `tinyllm check paged.py`.")
 
 
 @app.command()

@@ -118,7 +118,7 @@ def _step_one(console: Console, gate: Gate, profile: str, seed: int) -> tuple[He
     if held.unusable:
         gate.refuse(USAGE, held.unusable)
     gate.held = held
-    if held.story:
+    if held.story and not (held.stages and impl != REFERENCE and _too_early(held)):
         console.print()
         console.print(held.story, markup=False, soft_wrap=True)
     if held.passed:
@@ -130,6 +130,12 @@ def _step_one(console: Console, gate: Gate, profile: str, seed: int) -> tuple[He
     elif held.unwritten:
         console.print(f"\nNext: write [bold]{escape(held.unwritten)}[/bold].")
     return held, 0 if held.passed else WEAK
+
+
+def _too_early(held: Held) -> bool:
+    """Whether the law told is about bad arguments, which a learner sees to last, and more is missing."""
+    failed = {one.name for one in held.failed if one.kind == "catalogue"}
+    return held.law == 15 and failed != {"test_bad_arguments"}
 
 
 def _show_end(console: Console, ended: "Ended", now: Progress) -> None:
@@ -171,7 +177,7 @@ def _step_two(
 
     impl = gate.impl
     if tests is None and impl != REFERENCE:
-        console.print("\n[bold]2  Are the tests any good?[/bold]  skipped: name them with --tests")
+        console.print("\n[bold]2  Are the tests any good?[/bold]  skipped: name them with --tests PATH")
         return None
     graded = str(tests or own_tests())
     console.print(f"\n[bold]2  Are the tests any good?[/bold]  {escape(graded)}")

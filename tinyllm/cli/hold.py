@@ -93,9 +93,9 @@ def hold(send: Send, impl: str, profile: str, seed: int) -> Held:
         send(done)
         if problem:
             held.failed.append(done)
-        if held.story and not held.beyond:
+        if (held.story and not held.beyond) or problem.startswith("NotReturned"):
             break
-    if any(one.kind == "catalogue" for one in held.failed):
+    if any(one.kind == "catalogue" for one in held.failed) and not problem.startswith("NotReturned"):
         held.stages = {stage.title: _stage(factory, stage.program, impl) for stage in stages()}
     held.programs, held.lines = machine.tally["programs"], machine.tally["lines"]
     return held
@@ -121,7 +121,8 @@ def _problem(check: "Check", held: Held, impl: str) -> str:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the panic of a Rust engine, or a call that was stopped
-        return f"{type(error).__name__}: {_said(error)}{_line_of(error, impl)}"
+        said, where = _said(error), _line_of(error, impl)
+        return f"{type(error).__name__}: {said}{'' if where in said else where}"
     return ""
 
 

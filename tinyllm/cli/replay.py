@@ -56,4 +56,5 @@ def replay(
         fail(USAGE, f"{file}, line {number}: the implementation does not offer {needed}")
     except TraceError as error:
         fail(USAGE, f"{file}{f', line {number}' if number else ''}: {error}")
-    console.print(f"every law holds after each of {len(run.ops)} lines")
+    told = f"every law holds after each of {len(run.ops)} lines"
+    console.print(f"{told}: {escape(command or impl)}", soft_wrap=True)

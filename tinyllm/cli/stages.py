@@ -52,14 +52,19 @@ def show(console: Console, passed: Collection[str], programs: Mapping[str, str],
     stage, wrong, name = step
     what = f"write {unwritten}." if unwritten and wrong.endswith(UNWRITTEN) else name or stage.title
     console.print(f"\n[bold]Next: {escape(what)}[/bold]", highlight=False)
+    missing = what.startswith("write ")
     if name:
         from tinyllm.testing.catalogue import CATALOGUE  # noqa: PLC0415 - heavy
 
         console.print(f"  {escape(CATALOGUE[name].checks)}", highlight=False)
-    else:
+    elif not missing:
         console.print(f"  {escape(wrong)}", highlight=False)
     console.print(f"  a hint: {escape(stage.tests.get(name, stage.hint))}", highlight=False)
-    console.print("  how it goes in a cache that is right:")
+    console.print(
+        "  how it goes in a cache that is right (new BLOCKS B LAYERS HEADS DIMS; append SEQ LAYER TOKENS):"
+    )
+    for number, line in enumerate(stage.program.splitlines()[:2], 1):
+        console.print(f"  [dim]{number}[/dim] [bold]{escape(line)}[/bold]", highlight=False)
     for line in picture(stage.program, console.width):
         console.print(line, highlight=False, soft_wrap=True)
 
