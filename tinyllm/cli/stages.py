@@ -63,8 +63,8 @@ def show(console: Console, passed: Collection[str], programs: Mapping[str, str],
     console.print(
         "  how it goes in a cache that is right (new BLOCKS B LAYERS HEADS DIMS; append SEQ LAYER TOKENS):"
     )
-    for number, line in enumerate(stage.program.splitlines()[:2], 1):
-        console.print(f"  [dim]{number}[/dim] [bold]{escape(line)}[/bold]", highlight=False)
+    for number, begun in enumerate(stage.program.splitlines()[:2], 1):
+        console.print(f"  [dim]{number}[/dim] [bold]{escape(begun)}[/bold]", highlight=False)
     for line in picture(stage.program, console.width):
         console.print(line, highlight=False, soft_wrap=True)
 
