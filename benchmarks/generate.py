@@ -105,7 +105,8 @@ def prefill(model: Llama, length: int, rounds: int) -> list[float]:
 def mixed() -> tuple[list[Request], list[int]]:
     """Requests as a server gets them, short and long, and the positions each comes to."""
     random = np.random.default_rng(0)
-    sizes = [(int(random.integers(8, 600)), int(random.integers(8, 48))) for _ in range(MIXED)]
+    longest = (100, 100, 100, 100, 700)  # one in five is long
+    sizes = [(int(random.integers(8, longest[i % 5])), int(random.integers(4, 24))) for i in range(MIXED)]
     requests = [Request(prompt(n, i), new, Sampling(0.8, seed=i)) for i, (n, new) in enumerate(sizes)]
     return requests, [n + new - 1 for n, new in sizes]
 

@@ -80,7 +80,7 @@ class Recorder:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note failures of setup, call and teardown alike."""
-        if report.when == "call":
+        if report.when == "call" and not self.outcome.kills:
             drawn = self.drawn - self._drawn_before
             self.outcome.examples += max(1, drawn)
         if not report.failed:

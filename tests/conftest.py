@@ -16,6 +16,11 @@ ALLOWED_SKIPS: dict[str, str] = {}
 if os.environ.get("TINYLLM_MODEL") != "required":
     ALLOWED_SKIPS["tests/model/"] = "they need the model, 93 MB: tinyllm model fetch"
 
+if os.environ.get("TINYLLM_BROWSER") != "required":
+    ALLOWED_SKIPS["tests/mutants/test_page_browser.py"] = (
+        "they need Chromium: Debian's chromium, chromium-driver"
+    )
+
 
 def allowed(nodeid: str) -> bool:
     """Whether a test may be skipped."""

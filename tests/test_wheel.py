@@ -45,7 +45,8 @@ def test_it_holds_our_two_packages_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].partition("-")[0] for name in names} == {"tinyllm", "mutants", "tinyllm_paged"}
     assert not [name for name in names if name.startswith(("mutants/tinyllm", "mutants/tests", "tests"))]
-    for needed in ("tinyllm/py.typed", "mutants/course.toml", "tinyllm/cli/learner/paged.py.jinja"):
+    page = {f"mutants/templates/page.{end}" for end in ("html.jinja", "css", "js")}
+    for needed in {"tinyllm/py.typed", "mutants/course.toml", "tinyllm/cli/learner/paged.py.jinja", *page}:
         assert needed in names
 
 

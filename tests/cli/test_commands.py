@@ -14,7 +14,8 @@ from mutants.bugs import load_set
 from tinyllm.testing.catalogue import CATALOGUE
 
 Invoke = Callable[..., Any]
-COMMANDS = ["check", "grade", "power", "replay", "bugs", "tests", "start", "diff", "model"]
+COMMANDS = ["check", "grade", "power", "replay", "show", "generate", "batch"]
+COMMANDS += ["bugs", "tests", "start", "diff", "model"]
 
 
 def words(text: str) -> str:
@@ -68,6 +69,7 @@ def test_version(invoke: Invoke) -> None:
         ("grade . --set nope", "--set nope: there are course, wild, engine and all"),
         ("grade . --json none/out.json", "none/out.json cannot be written: its folder is not there"),
         ("grade . --matrix .", ". cannot be written: it is a folder"),
+        ("grade . --html none/out.html", "none/out.html cannot be written: its folder is not there"),
         ("check none.py", "there is no file none.py"),
         ("check none.such", "there is no module 'none.such' here; a file is named with its .py"),
         ("check os", "os defines no PagedKVCache; write os:NAME if yours has another name"),
@@ -76,6 +78,7 @@ def test_version(invoke: Invoke) -> None:
         ("check --tests none", "there are no tests at none"),
         ("check --seed x", "x is no whole number of at least 0"),
         ("check --json none/out.json", "none/out.json cannot be written: its folder is not there"),
+        ("check --html .", ". cannot be written: it is a folder"),
         ("bugs nope", "there is no bug 'nope'; there are s01, "),
         ("diff none.py", "none.py cannot be read: No such file or directory"),
         ("diff .", ". cannot be read: Is a directory"),

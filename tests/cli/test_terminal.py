@@ -46,6 +46,14 @@ def test_the_same_in_a_pipe(tinyllm: Callable[..., Any], suite: Path) -> None:
     assert ESCAPE not in done.stdout
     assert "clean runs" not in done.stdout
     assert "FAIL  1 of 2 planted bugs killed: 50%  (1 tests, seed 0)" in done.stdout
+    assert "s06 SURVIVES  a user would see: " in done.stdout
+    for word in ("without taking references", "refs[block] for block"):
+        assert word not in done.stdout, "what it does is to be found out"
+
+
+def test_what_a_survivor_does_is_revealed_if_asked(tinyllm: Callable[..., Any], suite: Path) -> None:
+    done = tinyllm("grade", suite, "--bug", "s06", "--reveal")
+    assert "what the code does wrong: a fork copies the table without taking references" in done.stdout
     assert "\n+        counts = zip(table, [refs[block] for block in table])\n" in done.stdout
 
 

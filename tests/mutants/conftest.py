@@ -12,7 +12,8 @@ import pytest
 
 from mutants import bugs, plant
 from mutants.grade import Grader
-from mutants.verdict import Grade, GradeError
+from mutants.verdict import Grade, GradeError, Result, Trial
+from mutants.worker import Failure, Outcome
 
 PRELUDE = """
 import numpy as np
@@ -28,6 +29,14 @@ def has_s02():
     return cache_of_one().gather(0, 0)[0].shape != (1, 1, 1)
 """
 """What most suites begin with: `has_s02()` is true while that bug is planted."""
+
+
+HOSTILE = (
+    "<script>alert('x')</script> </style> \"q\" & \u202egnippilf\u202c \x1b[31mred\x1b[0m \x00 \ud800 "
+    "{{ 7 * 7 }}"
+)
+"""What may stand in a title, a test id or a message, and must stay text."""
+LONG = f"tests/test_a.py::Test::test_{'x' * 300}[a::b-{HOSTILE}]"
 
 
 @dataclass(frozen=True)
@@ -102,5 +111,43 @@ def tinyllm(command: str, tmp_path: Path) -> Callable[..., subprocess.CompletedP
 
 def clean_environment() -> dict[str, str]:
     """The environment without what pytest and xdist put there, and without CI."""
-    ours = ("PYTEST_", "CI", "GITHUB_")
-    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    return {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "CI", "GITHUB_"))
+    }
+
+
+@pytest.fixture(scope="session")
+def weak() -> Grade:
+    """Everything at once, in two trials: s02 is killed, s06 once, s07 survives; and hostile text."""
+    known = {bug.id: bug for bug in bugs.load_set("all")}
+    target = plant.find(bugs.MODULE)
+
+    def trial(status: str, *tests: str, note: str = "", seed: int = 0) -> Trial:
+        kills = [Failure(test, "call", "") for test in tests]
+        excused = (
+            [Failure("t.py::slow", "call", f"DeadlineExceeded {HOSTILE}")] if status == "survived" else []
+        )
+        return Trial(seed, status, Outcome(9, kills, excused, seconds=0.25, examples=40), note)
+
+    def bad(name: str, **more: Any) -> bugs.Bug:
+        return bugs.Bug(name, f"{name} {HOSTILE}", f"symptom {HOSTILE}", known["s06"].edits, **more)
+
+    gone = f"{HOSTILE} in {Path.cwd()}/tests and {Path.home()}/elsewhere"
+    pairs = [
+        (known["w01"], trial("survived"), trial("survived")),
+        (known["s02"], trial("killed", "t.py::test_b", LONG), trial("killed", LONG)),
+        (known["s03"], trial("killed", "t.py::test_b"), trial("killed", "t.py::test_b")),
+        (known["order"], trial("survived"), trial("survived")),
+        (known["s06"], trial("killed", "t.py::test_b"), trial("survived")),
+        (known["s07"], trial("survived"), trial("survived", note=gone)),
+        (
+            bad("x1", source=HOSTILE, caught_by=(HOSTILE,), witness=HOSTILE),
+            trial("survived"),
+            trial("survived"),
+        ),
+        (bad("x2"), trial("timeout", note="no end within 3 s"), trial("killed", LONG)),
+        (bad("x3"), trial("invalid", note=gone), trial("timeout", note="no end within 3 s")),
+        (bad("x4", survives=True), trial("killed", LONG), trial("killed", LONG)),
+    ]
+    results = [Result(bug, list(trials)) for bug, *trials in pairs]
+    return Grade(target, ("tests/my own", "t.py"), 9, results, [3, 4], True, 1.5)

@@ -1,10 +1,12 @@
 """A file of bugs that cannot be used is refused: the message names the file, the bug, and the fault."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from mutants import bugs
+from mutants import bugs, plant
 from mutants.bugs import Bug, BugError, Edit, load, load_set
 
 GOOD = """
@@ -112,3 +114,13 @@ def test_edits_are_made_one_after_the_other() -> None:
 
 def test_sets() -> None:
     assert [bug.id for bug in load_set("all")] == [bug.id for name in bugs.SETS for bug in load_set(name)]
+
+
+def test_no_bug_uses_a_name_that_is_not_there(tmp_path: Path) -> None:
+    """It would be killed by a NameError, and say nothing of the tests."""
+    source = plant.find(bugs.MODULE).source
+    for bug in bugs.load_set("all"):
+        (tmp_path / f"{bug.id}.py").write_text(bug.apply(source), encoding="utf-8")
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

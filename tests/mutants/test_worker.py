@@ -158,6 +158,14 @@ def test_examples_are_counted_up_to_the_kill(work: Worked) -> None:
     assert work(text, "")["examples"] >= 1 + 100
 
 
+def test_examples_after_the_first_kill_are_no_cost_of_it(work: Worked) -> None:
+    text = (
+        "PRELUDE\ndef test_a(): pass\ndef test_b(): assert not has_s02()\ndef test_c(): assert not has_s02()"
+    )
+    found = work(text, keep_going=True)
+    assert (len(found["kills"]), found["examples"]) == (2, 2)
+
+
 def test_nothing_is_shrunk(work: Worked) -> None:
     """The first number that fails ends it; shrinking would go on to 1000."""
     text = DRAWN + (

@@ -9,14 +9,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
-from tinyllm.cli import need
+from tinyllm.cli import need, stages
 from tinyllm.cli.gate import Badge, Gate, Junit, check_writable, write
-from tinyllm.cli.grade import Jobs, Seed, choose, cores, run_grader
+from tinyllm.cli.grade import Html, Jobs, Reveal, Seed, choose, cores, run_grader, write_page
 from tinyllm.cli.hold import Held, Programs, Progress, as_json, hold
 from tinyllm.cli.screen import fail, show, terminal
 
 if TYPE_CHECKING:
     from mutants.process import Ended
+    from mutants.verdict import Grade
 
 REFERENCE = "tinyllm.infer.paged"
 PROFILES = ("dev", "ci", "deep")
@@ -26,6 +27,7 @@ WEAK, USAGE = 1, 2
 
 
 def check(
+    context: typer.Context,
     impl: Annotated[
         str, typer.Argument(metavar="[IMPL]", help="path/to/paged.py, pkg.module or pkg.module:Class.")
     ] = REFERENCE,
@@ -42,8 +44,10 @@ def check(
     seed: Seed = 0,
     jobs: Jobs = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write both steps as JSON.")] = None,
+    reveal: Reveal = False,
     junit: Junit = None,
     badge: Badge = None,
+    html: Html = None,
 ) -> None:
     """Hold a cache to every law, then grade the tests that go with it.
 
@@ -54,7 +58,9 @@ def check(
     An engine in another language is a program that speaks the protocol of docs/protocol.md: `tinyllm check
     --exec "./engine"`.
     """
-    need("pytest", "hypothesis")
+    from mutants import report as reports  # noqa: PLC0415 - heavy
+
+    need("pytest", "hypothesis", *(["jinja2"] if html else []))
     console = terminal()
     if command is not None:
         if impl != REFERENCE:
@@ -64,19 +70,25 @@ def check(
         fail(USAGE, f"--profile {profile}: there are {', '.join(PROFILES)}")
     if tests is not None and not tests.exists():
         fail(USAGE, f"there are no tests at {tests}")
-    check_writable(*([json] if json else []))
+    check_writable(*(path for path in (json, html) if path))
     gate = Gate(junit, badge, impl)
     report: dict[str, Any] = {"implementation": impl, "profile": profile, "seed": seed, "grade": None}
 
     held, code = _step_one(console, gate, profile, seed)
     report["check"] = as_json(held)
+    grade = None
     if code == 0:
-        code = _step_two(console, gate, tests, profile, seed, jobs, report)
+        grade = _step_two(console, gate, tests, profile, seed, jobs, reveal=reveal)
+        report["grade"], code = (reports.as_json(grade), grade.code) if grade else (None, 0)
     else:
         console.print("\nStep 2, grading the tests, waits until step 1 passes.")
     report["exitCode"] = code
     if json:
         write(json, report)
+    if html and grade:
+        write_page(console, html, grade, context)
+    elif html:
+        console.print("\nThere is no grade, and so no page.")
     gate.publish(code)
     raise typer.Exit(code)
 
@@ -87,6 +99,7 @@ def _step_one(console: Console, gate: Gate, profile: str, seed: int) -> tuple[He
     impl = gate.impl
     console.print(f"[bold]1  Is the cache right?[/bold]  {escape(impl)}")
     now = Progress("", f"loading {impl}")
+    passed: set[str] = set()
     with console.status("  starting") as status:
 
         def listen(event: object) -> None:
@@ -94,6 +107,7 @@ def _step_one(console: Console, gate: Gate, profile: str, seed: int) -> tuple[He
             if isinstance(event, Progress):
                 now = event
                 gate.steps += [event] if event.seconds is not None else []
+                passed.update([event.name] if event.seconds is not None and not event.problem else [])
             _show_progress(console, status, event)
 
         ended = call(hold, impl, profile, seed, timeout=SILENCE, on_event=listen)
@@ -104,8 +118,6 @@ def _step_one(console: Console, gate: Gate, profile: str, seed: int) -> tuple[He
     if held.unusable:
         gate.refuse(USAGE, held.unusable)
     gate.held = held
-    if held.unwritten:
-        console.print(f"\nNext: write [bold]{escape(held.unwritten)}[/bold].")
     if held.story:
         console.print()
         console.print(held.story, markup=False, soft_wrap=True)
@@ -113,6 +125,10 @@ def _step_one(console: Console, gate: Gate, profile: str, seed: int) -> tuple[He
         console.print(f"   every law holds over {held.programs:,} programs of {held.lines:,} lines")
     for missing in held.not_checked:
         console.print(f"   not checked: {escape(missing)}")
+    if held.stages and impl != REFERENCE and not impl.startswith("exec:"):
+        stages.show(console, passed, held.stages, held.unwritten)
+    elif held.unwritten:
+        console.print(f"\nNext: write [bold]{escape(held.unwritten)}[/bold].")
     return held, 0 if held.passed else WEAK
 
 
@@ -134,8 +150,10 @@ def _show_progress(console: Console, status: Status, event: object) -> None:
         status.update(f"  {event.name}")
     elif isinstance(event, Progress):
         mark = "[red]✗[/red]" if event.problem else "[green]✓[/green]"
-        console.print(f"   {mark} {event.kind:10} {escape(event.name)}")
-        if event.problem:
+        unwritten = event.problem.endswith(stages.UNWRITTEN)
+        why = f"[dim]: {escape(event.problem)}[/dim]" if unwritten else ""
+        console.print(f"   {mark} {event.kind:10} {escape(event.name)}{why}", soft_wrap=True)
+        if event.problem and not unwritten:
             console.print(f"     {escape(event.problem)}", soft_wrap=True)
 
 
@@ -146,15 +164,15 @@ def _step_two(
     profile: str,
     seed: int,
     jobs: int | None,
-    report: dict[str, Any],
-) -> int:
-    from mutants import report as reports  # noqa: PLC0415 - heavy
-    from mutants.grade import Grader  # noqa: PLC0415
+    *,
+    reveal: bool,
+) -> "Grade | None":
+    from mutants.grade import Grader  # noqa: PLC0415 - heavy
 
     impl = gate.impl
     if tests is None and impl != REFERENCE:
         console.print("\n[bold]2  Are the tests any good?[/bold]  skipped: name them with --tests")
-        return 0
+        return None
     graded = str(tests or own_tests())
     console.print(f"\n[bold]2  Are the tests any good?[/bold]  {escape(graded)}")
     target, bugs = choose([], "course", None, None)
@@ -165,9 +183,8 @@ def _step_two(
     options = (f"--hypothesis-profile=tinyllm-{profile}",) if tests is None else ()
     grader = Grader((graded,), target, bugs, seed=seed, jobs=jobs or cores(), options=options, also=also)
     result = run_grader(console, grader, gate)
-    show(console, result)
-    report["grade"] = reports.as_json(result)
-    return result.code
+    show(console, result, reveal=reveal)
+    return result
 
 
 def own_tests() -> Path:

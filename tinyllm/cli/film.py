@@ -10,6 +10,7 @@ BLOCKS = 24  # of a pool
 SEQUENCES = 8
 SLOTS = 8  # of a block, each as a character; more are counted
 INDENT = 4
+WIDE = 60  # from here on there is room for longer names
 
 
 def drawn(frame: Frame, width: int) -> Iterator[Text]:
@@ -31,9 +32,11 @@ def _said(frame: Frame, room: int) -> Iterator[Text]:
 
 
 def _state(frame: Frame, room: int) -> Iterator[Text]:
-    yield from _rows([_cell(frame, number) for number in words.chosen(frame, BLOCKS)], room)
-    if more := words.left_out(frame, BLOCKS):
-        yield Text(more, "dim")
+    most = BLOCKS if room >= WIDE else BLOCKS // 2
+    names = 24 if room >= WIDE else 11
+    yield from _rows([_cell(frame, number, names) for number in words.chosen(frame, most)], room)
+    for line in words.folded(words.left_out(frame, most), room, 2):
+        yield Text(line, "dim")
     for seq in words.sequences(frame, SEQUENCES):
         yield from _sequence(frame, seq, room)
     if (rest := len(frame.sequences) - SEQUENCES) > 0:
@@ -41,10 +44,10 @@ def _state(frame: Frame, room: int) -> Iterator[Text]:
     yield from map(Text, words.balance(frame, room))
 
 
-def _cell(frame: Frame, number: int) -> Text:
+def _cell(frame: Frame, number: int, names: int) -> Text:
     """A block in its colour."""
     block, size = frame.blocks.get(number), frame.config.block_size
-    state = words.state(frame, number, 11)
+    state = words.state(frame, number, names)
     if block is None:
         return Text(f"[b{number} {state}]", "bold" if number in frame.freed else "dim")
     slots = "#" * block.filled + "." * (size - block.filled) if size <= SLOTS else f"{block.filled}/{size}"
@@ -74,7 +77,7 @@ def _rows(cells: list[Text], room: int) -> Iterator[Text]:
 def _sequence(frame: Frame, seq: int, room: int) -> Iterator[Text]:
     """The block table and the lengths, side by side where there is room."""
     held = frame.sequences[seq]
-    name, lens = words.sequence(seq, 22 if room > 60 else 12).ljust(3), words.lengths(held.lens, room - 2)
+    name, lens = words.sequence(seq, 22 if room >= WIDE else 12).ljust(3), words.lengths(held.lens, room - 2)
     ids = [f"b{block}" for block in held.table]
     table = words.listed(ids, 24, room - len(name) - 1)
     left = room - len(name) - len(lens) - 3

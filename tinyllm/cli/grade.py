@@ -62,10 +62,16 @@ Seed = Annotated[
     ),
 ]
 Only = Annotated[list[str] | None, typer.Option(metavar="ID", help="Plant this one alone; may be repeated.")]
+Reveal = Annotated[bool, typer.Option("--reveal", help="Show what surviving bugs do in the code.")]
+Html = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write the grade as a page: what survives and why it matters."),
+]
 BugSet = Annotated[str, typer.Option("--set", metavar="course|wild|engine|all", help="Which bugs to plant.")]
 
 
 def grade(
+    context: typer.Context,
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Tests, as pytest takes them.")],
     trials: Annotated[
         int,
@@ -99,8 +105,10 @@ def grade(
         Path | None,
         typer.Option(metavar="FILE", help="Run all tests on each bug; write bugs by tests as CSV."),
     ] = None,
+    reveal: Reveal = False,
     junit: Junit = None,
     badge: Badge = None,
+    html: Html = None,
 ) -> None:
     """Score tests by how many planted bugs they kill. The exit code is the verdict.
 
@@ -108,14 +116,17 @@ def grade(
     Killed means that a test failed which passes without the bug. The verdict is good at a score of 80 % with
     every required bug killed.
 
+    The page of --html is whole by itself and needs no network. With --matrix, its table of bugs by tests is
+    whole too: else each run ends with its first kill.
+
     Examples: `tinyllm grade tests/own`, `tinyllm grade --bugs mine.toml --module pkg.mod tests`
     """
     from mutants.grade import Grader  # noqa: PLC0415 - heavy
 
-    need("pytest", "hypothesis")
+    need("pytest", "hypothesis", *(["jinja2"] if html else []))
     console = terminal()
     gate = Gate(junit, badge)
-    check_writable(*(path for path in (json, matrix) if path))
+    check_writable(*(path for path in (json, matrix, html) if path))
     target, chosen = choose(bug or [], bug_set, bugs, module)
     grader = Grader(
         tuple(paths),
@@ -128,8 +139,10 @@ def grade(
         keep_going=matrix is not None,
     )
     result = run_grader(console, grader, gate)
-    show(console, result)
+    show(console, result, reveal=reveal)
     save(json, matrix, result)
+    if html:
+        write_page(console, html, result, context, whole=matrix is not None)
     gate.publish(result.code)
     raise typer.Exit(result.code)
 
@@ -216,3 +229,13 @@ def save(json: Path | None, matrix: Path | None, grade: "Grade") -> None:
     for path, content in contents.items():
         if path is not None:
             write(path, content)
+
+
+def write_page(
+    console: Console, path: Path, grade: "Grade", context: typer.Context, *, whole: bool = False
+) -> None:
+    """Write the grade as a page, and say where it is."""
+    from tinyllm.cli import page  # noqa: PLC0415 - heavy
+
+    write(path, page.render(grade, context, whole=whole))
+    console.print(f"\nThe page: {escape(str(path))}", soft_wrap=True)

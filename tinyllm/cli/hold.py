@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mutants.process import Send
+from tinyllm.cli.stages import UNWRITTEN, stages
 
 if TYPE_CHECKING:
     from tinyllm.testing.check import Check
-
-STAGES = ("catalogue", "directed", "machine")
+    from tinyllm.testing.contract import Factory
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class Held:
     not_checked: tuple[str, ...] = ()
     programs: int = 0
     lines: int = 0
+    stages: dict[str, str] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -83,6 +84,8 @@ def hold(send: Send, impl: str, profile: str, seed: int) -> Held:
 
     machine = shard(Reporting, seed, factory)
     for check in checks(factory, machine, settings_of(profile)):
+        if held.unwritten and check.kind != "catalogue":
+            break
         send(Progress(check.kind, check.name))
         started = time.monotonic()
         problem = _problem(check, held, impl)
@@ -90,8 +93,10 @@ def hold(send: Send, impl: str, profile: str, seed: int) -> Held:
         send(done)
         if problem:
             held.failed.append(done)
-        if held.unwritten or (held.story and not held.beyond):
+        if held.story and not held.beyond:
             break
+    if any(one.kind == "catalogue" for one in held.failed):
+        held.stages = {stage.title: _stage(factory, stage.program, impl) for stage in stages()}
     held.programs, held.lines = machine.tally["programs"], machine.tally["lines"]
     return held
 
@@ -111,11 +116,30 @@ def _problem(check: "Check", held: Held, impl: str) -> str:
             held.beyond = broken.beyond
         return f"law {broken.law} is broken"
     except NotImplementedError as error:
-        held.unwritten = _place(error)
-        return f"{held.unwritten} is not written yet"
+        held.unwritten = held.unwritten or _place(error)
+        return _place(error) + UNWRITTEN
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the panic of a Rust engine, or a call that was stopped
+        return f"{type(error).__name__}: {_said(error)}{_line_of(error, impl)}"
+    return ""
+
+
+def _stage(factory: "Factory", program: str, impl: str) -> str:
+    """What is wrong with a stage's program on this cache; nothing if it is right."""
+    from tinyllm.testing import replay  # noqa: PLC0415
+    from tinyllm.testing.laws import LAWS, LawBroken  # noqa: PLC0415
+
+    try:
+        replay(factory, program)
+    except LawBroken as broken:
+        if broken.found.startswith("NotImplementedError"):
+            return f"{broken.trace.splitlines()[-1]!r} needs a method that{UNWRITTEN}"
+        title = LAWS[broken.law][0]
+        return f"law {broken.law} ({title}): expected {broken.expected}; found {broken.found}"
+    except NotImplementedError as error:
+        return _place(error) + UNWRITTEN
+    except Exception as error:
         return f"{type(error).__name__}: {_said(error)}{_line_of(error, impl)}"
     return ""
 

@@ -27,13 +27,17 @@ def fail(code: int, message: str) -> NoReturn:
     raise typer.Exit(code)
 
 
-def show(console: Console, grade: "Grade") -> None:
-    """The verdict for a person: the table, what survives and why it matters, the score."""
+def show(console: Console, grade: "Grade", *, reveal: bool) -> None:
+    """The verdict for a person: the table, what survives and why it matters, the score.
+
+    What a surviving bug of ours does in the code is told only with `reveal`: a test is to find it.
+    """
+    reveal = reveal or grade.target.module != "tinyllm.infer.paged"
     if grade.count:
-        console.print(_table(grade))
+        console.print(_table(grade, reveal=reveal))
     for result in grade.results if grade.count else []:
         if result.status != "killed" and not result.bug.survives:
-            _show_alive(console, grade, result)
+            _show_alive(console, grade, result, reveal=reveal)
         elif result.status == "killed" and result.bug.survives:
             console.print(
                 f"\n[yellow]{result.bug.id}[/yellow] is no bug, yet {escape(', '.join(result.killed_by))} "
@@ -48,7 +52,11 @@ def show(console: Console, grade: "Grade") -> None:
         console.print(f"      {escape(reason)}")
 
 
-def _table(grade: "Grade") -> Table:
+def _hidden(result: "Result", reveal: bool) -> bool:
+    return result.status == "survived" and not result.bug.survives and not reveal
+
+
+def _table(grade: "Grade", *, reveal: bool) -> Table:
     table = Table(
         "bug", "", "what the code does wrong", "killed by", "s", "examples", box=None, pad_edge=False
     )
@@ -66,7 +74,9 @@ def _table(grade: "Grade") -> Table:
         table.add_row(
             result.bug.id,
             status,
-            escape(result.bug.title),
+            "[dim](what a user would see: below)[/dim]"
+            if _hidden(result, reveal)
+            else escape(result.bug.title),
             escape(by[0] + (f" and {len(by) - 1} more" if len(by) > 1 else "")) if by else "",
             "" if seconds is None else f"{seconds:.2f}",
             "" if examples is None else f"{examples:.0f}",
@@ -81,10 +91,14 @@ def coloured(status: str) -> str:
     return f"[{colour}]{words.get(status, status)}[/{colour}]"
 
 
-def _show_alive(console: Console, grade: "Grade", result: "Result") -> None:
+def _show_alive(console: Console, grade: "Grade", result: "Result", *, reveal: bool) -> None:
     bug = result.bug
-    console.print(f"\n[bold]{bug.id}[/bold] {coloured(result.status)}  {escape(bug.title)}")
-    console.print(f"  a user would see: {escape(bug.symptom)}")
+    console.print(
+        f"\n[bold]{bug.id}[/bold] {coloured(result.status)}  a user would see: {escape(bug.symptom)}"
+    )
+    hidden = _hidden(result, reveal)
+    if not hidden:
+        console.print(f"  what the code does wrong: {escape(bug.title)}")
     notes = {trial.note for trial in result.trials if trial.note}
     for note in sorted(notes):
         console.print(f"  {escape(note)}")
@@ -96,7 +110,10 @@ def _show_alive(console: Console, grade: "Grade", result: "Result") -> None:
     if result.trials and result.trials[0].outcome.excused:
         first = result.trials[0].outcome.excused[0]
         console.print(f"  no kill: {escape(first.test)}: {escape(first.message)}")
-    show_diff(console, bug.diff(grade.target.source, Path(grade.target.path).name))
+    if hidden:
+        console.print("  what the code does wrong, and its diff: add --reveal")
+    else:
+        show_diff(console, bug.diff(grade.target.source, Path(grade.target.path).name))
 
 
 def show_diff(console: Console, text: str) -> None:

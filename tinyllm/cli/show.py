@@ -1,6 +1,5 @@
 """`tinyllm show`: step through a trace, the pool drawn after each line; or draw it as a film strip."""
 
-import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -77,9 +76,10 @@ def show(
     except TraceError as error:
         fail(USAGE, f"{name}: {short(str(error), 400)}")
     except KeyboardInterrupt:
+        console.print()  # the cursor stands behind a question
         raise typer.Exit(INTERRUPTED) from None
     if svg:
-        _draw(console, svg, frames, TITLE if file is None else file.name)
+        _draw(console, svg, frames, TITLE if file is None else Path(name).name)
     if law:
         last = frames[-1]
         console.print(
@@ -120,10 +120,8 @@ def _show(console: Console, frame: "Frame", *, wait: bool) -> None:
     from tinyllm.cli.film import INDENT, drawn  # noqa: PLC0415
 
     if wait:
-        if console.is_terminal:
-            console.print(" " * INDENT + "[dim]Enter: the next line[/dim]", end="")
-        with contextlib.suppress(EOFError):  # where stdin has come to its end, nobody is waited for
-            input()
+        typer.echo(" " * INDENT + "Enter: the next line" if console.is_terminal else "", nl=False)
+        sys.stdin.readline()  # where stdin has come to its end, nobody is waited for
     for line in drawn(frame, console.width):
         console.print(line, soft_wrap=True)
     console.print()

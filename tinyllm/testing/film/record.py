@@ -93,9 +93,7 @@ def roll(text: str, factory: Factory = PagedKVCache) -> Iterator[Frame]:
             old = run.view
             law = _step(run, op, number)
             before = old.tables
-            if run.refused or run.view is old:
-                before = run.view.tables
-            elif op.name == "new":
+            if op.name == "new" and run.view is not old:
                 before, opened = {}, True
             yield Frame(
                 number,

@@ -16,8 +16,8 @@ SEQUENCES = 4
 COLUMNS = 3
 MARGIN, GAP, PANEL, PAD = 12, 10, 318, 12
 CELL, CELL_GAP, BOX, CELL_ROW, MARK = 69, 6, 38, 58, 12
-LINE = 15
-TEXT_COLUMNS = 43  # of 11 px in a panel
+LINE, SIZE = 15, 11
+TEXT_COLUMNS = 43  # in a panel
 SLOTS = 8  # as squares; more are a bar
 
 # Okabe and Ito's palette, which is told apart with any colour vision; tints of it behind text.
@@ -68,6 +68,7 @@ def svg(frames: Iterable[Frame], *, title: str = "") -> str:
     wide = 2 * MARGIN + columns * PANEL + (columns - 1) * GAP
 
     root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "role": "img", "aria-label": title})
+    root.attrib.update({"font-family": MONO, "font-size": str(SIZE), "fill": INK})
     _add(root, "title", title)
     _add(
         root,
@@ -105,9 +106,9 @@ def _add(parent: ET.Element, tag: str, text: str = "", /, **attributes: object) 
     return element
 
 
-def _text(parent: ET.Element, x: float, y: float, text: str, *, size: float = 11, **more: object) -> None:
-    given: dict[str, object] = {"font_family": MONO, "fill": INK} | more
-    _add(parent, "text", text, x=x, y=y, font_size=size, **given)
+def _text(parent: ET.Element, x: float, y: float, text: str, *, size: float = SIZE, **more: object) -> None:
+    given: dict[str, object] = {} if size == SIZE else {"font_size": size}
+    _add(parent, "text", text, x=x, y=y, **(given | more))
 
 
 def _panel(frame: Frame) -> _Panel:

@@ -1,7 +1,7 @@
 """The short texts of a film, the same on the screen and in the picture."""
 
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Sequence
 from itertools import groupby, islice
 
 from tinyllm.testing.film.record import Block, Frame
@@ -49,13 +49,12 @@ def folded(text: str, most: int, rows: int) -> list[str]:
     return lines if lines[0] else []
 
 
-def listed(words: Iterable[str], most: int, room: int) -> str:
-    """Words in at most `room` columns; what is left out of `most` is counted."""
-    words = list(words)
-    for shown in range(len(words), 0, -1):
+def listed(words: Sequence[str], most: int, room: int) -> str:
+    """The first of the words, at most so many, in at most `room` columns; how many more there are is said."""
+    for shown in range(min(len(words), most), 0, -1):
         rest = len(words) - shown
         text = " ".join(words[:shown]) + (f" +{rest:,}" if rest else "")
-        if shown <= most and len(text) <= room:
+        if len(text) <= room:
             return text
     return f"{len(words):,} of them" if words else ""
 

@@ -1,0 +1,73 @@
+"""The learner's path: how far a cache is, and the next step, with a hint and a picture."""
+
+import tomllib
+from collections.abc import Collection, Iterator, Mapping
+from importlib import resources
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.markup import escape
+
+UNWRITTEN = " is not written yet"
+"""How a problem ends that a missing method makes."""
+
+
+class Stage(NamedTuple):
+    """A program in the trace language, a hint for it, and a hint for each test of the catalogue."""
+
+    title: str
+    program: str
+    hint: str
+    tests: dict[str, str]
+
+
+def stages() -> list[Stage]:
+    """The stages, in order; learner/stages.toml says what they are made for."""
+    text = (resources.files("tinyllm.cli") / "learner" / "stages.toml").read_text(encoding="utf-8")
+    return [Stage(**{"tests": {}, **stage}) for stage in tomllib.loads(text)["stage"]]
+
+
+def show(console: Console, passed: Collection[str], programs: Mapping[str, str], unwritten: str) -> None:
+    """How far a learner is, and the next step, with its hint and its picture.
+
+    Args:
+        console: where to print.
+        passed: the names of the tests that pass.
+        programs: of each stage, by title, what is wrong with its program; nothing if it is right.
+        unwritten: the first method that is not written yet, if one is missing.
+    """
+    console.print()
+    step = None
+    for number, stage in enumerate(stages(), 1):
+        left = [name for name in stage.tests if name not in passed]
+        wrong = programs.get(stage.title, "")
+        done = len(stage.tests) - len(left) + (not wrong)
+        mark = "[red]✗[/red]" if wrong or left else "[green]✓[/green]"
+        total = len(stage.tests) + 1
+        console.print(f"   stage {number} {mark} {stage.title:48}{done} of {total}", highlight=False)
+        if step is None and (wrong or left):
+            step = stage, wrong, "" if wrong else left[0]
+    if step is None:  # the ten tests pass: what is wrong has been told as a law
+        return
+    stage, wrong, name = step
+    what = f"write {unwritten}." if unwritten and wrong.endswith(UNWRITTEN) else name or stage.title
+    console.print(f"\n[bold]Next: {escape(what)}[/bold]", highlight=False)
+    if name:
+        from tinyllm.testing.catalogue import CATALOGUE  # noqa: PLC0415 - heavy
+
+        console.print(f"  {escape(CATALOGUE[name].checks)}", highlight=False)
+    else:
+        console.print(f"  {escape(wrong)}", highlight=False)
+    console.print(f"  a hint: {escape(stage.tests.get(name, stage.hint))}", highlight=False)
+    console.print("  how it goes in a cache that is right:")
+    for line in picture(stage.program, console.width):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def picture(program: str, width: int) -> Iterator[object]:
+    """A program, drawn on the reference line by line, from its first append on."""
+    from tinyllm.cli.film import drawn  # noqa: PLC0415
+    from tinyllm.testing.film import frames  # noqa: PLC0415
+
+    for frame in frames(program)[2:]:
+        yield from drawn(frame, width)
