@@ -37,7 +37,7 @@ def _row(result: Result) -> tuple[str, ...]:
     by = sorted({name.rpartition("::")[2] for name in result.killed_by})
     more = f" and {len(by) - 1} more" if len(by) > 1 else ""
     alive = not result.bug.survives and result.status == "survived"
-    title = "(what a user would see: below)" if alive else text(result.bug.title)
+    title = "(see below)" if alive else text(result.bug.title)
     return text(result.bug.id), status, title, f"{code(by[0])}{more}" if by else ""
 
 

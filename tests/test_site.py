@@ -29,7 +29,6 @@ def table(page: str) -> list[tuple[str, str]]:
 
 
 def test_exit_codes_are_those_of_the_grader() -> None:
-    assert table("docs/exit-codes.md") == table("README.md")
     codes = [verdict.PASS, verdict.WEAK, verdict.USAGE, verdict.BASELINE, verdict.INVALID, verdict.TIMEOUT]
     assert [int(code) for code, _ in table("docs/exit-codes.md")] == codes
 

@@ -141,7 +141,7 @@ def test_the_summary() -> None:
     rows = [line for line in text.splitlines() if line.startswith("| b")][1:]
     assert rows == [
         "| b0 | killed | a title | <code>a</code> |",
-        "| b1 | **survives** | (what a user would see: below) |  |",
+        "| b1 | **survives** | (see below) |  |",
         "| b2 | **timeout** | a title |  |",
         "| b3 | survives, as it must | a title |  |",
         "| b4 | no bug, but killed | a title | <code>a</code> |",

@@ -74,9 +74,7 @@ def _table(grade: "Grade", *, reveal: bool) -> Table:
         table.add_row(
             result.bug.id,
             status,
-            "[dim](what a user would see: below)[/dim]"
-            if _hidden(result, reveal)
-            else escape(result.bug.title),
+            "[dim](see below)[/dim]" if _hidden(result, reveal) else escape(result.bug.title),
             escape(by[0] + (f" and {len(by) - 1} more" if len(by) > 1 else "")) if by else "",
             "" if seconds is None else f"{seconds:.2f}",
             "" if examples is None else f"{examples:.0f}",
