@@ -16,7 +16,10 @@ WORDS = {"survived": "**survives**", "timeout": "**timeout**", "invalid": "**inv
 
 
 def summary(grade: Grade) -> str:
-    """The verdict, the score, a table, and what lives with its symptom and diff, as Markdown."""
+    """The verdict, the score, a table, and what lives with its symptom, as Markdown.
+
+    What a bug that lives does in the code is seen by those who open it: a test is to find it.
+    """
     verdict = "PASS" if grade.code == PASS else "FAIL"
     head = [f"### {verdict}: {grade.sentence}", "", *(f"- {text(reason)}" for reason in grade.reasons), ""]
     head += table(("bug", "", "what the code does wrong", "killed by"), map(_row, grade.results))
@@ -33,7 +36,9 @@ def _row(result: Result) -> tuple[str, ...]:
         status = f"no bug, but {result.status}"
     by = sorted({name.rpartition("::")[2] for name in result.killed_by})
     more = f" and {len(by) - 1} more" if len(by) > 1 else ""
-    return text(result.bug.id), status, text(result.bug.title), f"{code(by[0])}{more}" if by else ""
+    alive = not result.bug.survives and result.status == "survived"
+    title = "(see below)" if alive else text(result.bug.title)
+    return text(result.bug.id), status, title, f"{code(by[0])}{more}" if by else ""
 
 
 def living(grade: Grade) -> list[Result]:
@@ -46,7 +51,7 @@ def annotations(grade: Grade) -> list[str]:
     level = "warning" if grade.code == PASS else "error"
     found = []
     for result in living(grade):
-        said = f"{result.bug.title}. A user would see: {result.bug.symptom}."
+        said = f"A user would see: {result.bug.symptom}."
         place = location(grade.target.path, edited_line(result.bug, grade.target.source))
         found.append(annotation(level, said, **place, title=f"{result.bug.id} {result.status}"))
     if not found and grade.reasons:

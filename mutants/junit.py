@@ -43,7 +43,7 @@ def cases(grade: Grade) -> list[Case]:
 
 def _case(grade: Grade, result: Result) -> Case:
     bug, status = result.bug, result.status
-    group, name = f"{grade.target.module}.bugs", f"{bug.id}: {bug.title}"
+    group, name = f"{grade.target.module}.bugs", f"{bug.id}: {bug.symptom}"
     seconds = sum(trial.outcome.seconds for trial in result.trials)
     if status == ("survived" if bug.survives else "killed"):
         return Case(group, name, seconds)
@@ -51,21 +51,18 @@ def _case(grade: Grade, result: Result) -> Case:
         objects = f"{bug.id} is no bug, yet {', '.join(result.killed_by)} objects"
         return Case(group, name, seconds, "skipped", status, objects)
     outcome = "failure" if status == "survived" else "error"
-    return Case(group, name, seconds, outcome, status, f"{status}: {bug.symptom}", explain(grade, result))
+    return Case(group, name, seconds, outcome, status, f"{bug.id} {status}", explain(grade, result))
 
 
 def explain(grade: Grade, result: Result) -> str:
-    """Why a bug that lives matters: its symptom, what was noted, how to repeat it, its diff."""
+    """All about a bug that lives: its symptom, what was noted, how to repeat it, and last what it is."""
     bug = result.bug
     lines = [f"a user would see: {bug.symptom}"]
     lines += sorted({trial.note for trial in result.trials if trial.note})
     if bug.caught_by:
         lines.append(f"the kind of test that catches it: {', '.join(bug.caught_by)}")
-    lines += [
-        f"see it: {repeat(grade, bug)}",
-        "",
-        bug.diff(grade.target.source, Path(grade.target.path).name),
-    ]
+    lines += [f"see it: {repeat(grade, bug)}", f"what the code does wrong: {bug.title}", ""]
+    lines.append(bug.diff(grade.target.source, Path(grade.target.path).name))
     return "\n".join(lines)
 
 

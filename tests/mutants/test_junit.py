@@ -53,13 +53,14 @@ def test_each_bug_is_a_test_case() -> None:
     }
     counts = {name: suite.attrib[name] for name in ("tests", "failures", "errors", "skipped", "time")}
     assert counts == {"tests": "7", "failures": "1", "errors": "3", "skipped": "1", "time": "3.500"}
-    failure = shown["b1: a title"]
+    failure = shown["b1: it breaks"]
     assert failure is not None
-    assert failure.attrib == {"type": "survived", "message": "survived: it breaks"}
+    assert failure.attrib == {"type": "survived", "message": "b1 survived"}
     text = failure.text or ""
     for part in (
         "a user would see: it breaks\n",
         "see it: tinyllm grade --bugs FILE --module pkg.mod --bug b1 'my tests'\n",
+        "what the code does wrong: a title\n",
         "--- a/mod.py\n+++ b/mod.py\n",
         "-    third\n+\tthird\n",
     ):
@@ -115,7 +116,7 @@ def test_annotations_point_at_the_edited_line(tmp_path: Path, monkeypatch: pytes
     path.write_text(SOURCE, encoding="utf-8")
     monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path))
     (line,) = github.annotations(graded("killed", "survived", "no survived", path=str(path)))
-    assert line.startswith("::error file=pkg/mod.py,line=3,title=b1 survived::a title. A user would see")
+    assert line.startswith("::error file=pkg/mod.py,line=3,title=b1 survived::A user would see: it breaks.")
     monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path / "elsewhere"))
     (line,) = github.annotations(graded("killed", "survived", path=str(path)))
     assert line.startswith("::error title=b1 survived::")
@@ -140,7 +141,7 @@ def test_the_summary() -> None:
     rows = [line for line in text.splitlines() if line.startswith("| b")][1:]
     assert rows == [
         "| b0 | killed | a title | <code>a</code> |",
-        "| b1 | **survives** | a title |  |",
+        "| b1 | **survives** | (see below) |  |",
         "| b2 | **timeout** | a title |  |",
         "| b3 | survives, as it must | a title |  |",
         "| b4 | no bug, but killed | a title | <code>a</code> |",
