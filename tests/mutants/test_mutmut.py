@@ -60,7 +60,7 @@ def test_git_sees_none_of_it(tree: Path) -> None:
 def test_one_command_clears_it(tree: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(tree, copy)
-    assert "git clean -fdXq mutants" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "git clean -fdXq mutants" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     run(copy, "git", "clean", "-fdXq", "mutants")
     assert not (copy / "mutants" / "tinyllm").exists()
     assert not list((copy / "mutants").glob("*.json"))

@@ -92,12 +92,12 @@ MEANINGS = {
 
 
 def test_the_exit_codes_are_documented(tinyllm: Callable[..., Any]) -> None:
-    """In the README and in --help the numbers mean what they mean in mutants/verdict.py."""
+    """On their page and in --help the numbers mean what they mean in mutants/verdict.py."""
     shown = " ".join(tinyllm("--help").stdout.split())
     in_help = re.findall(r"([0-9]) ([^;.]+)[;.]", shown[shown.index("Exit codes") :])
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    in_readme = re.findall(r"^\| ([0-9]) \| (.+) \|$", readme, re.MULTILINE)
-    for listed in (in_help, in_readme):
+    page = (ROOT / "docs" / "exit-codes.md").read_text(encoding="utf-8")
+    on_page = re.findall(r"^\| ([0-9]) \| (.+) \|$", page, re.MULTILINE)
+    for listed in (in_help, on_page):
         assert [int(number) for number, _ in listed] == sorted(MEANINGS)
         for number, words in listed:
             assert MEANINGS[int(number)] in words
