@@ -146,3 +146,11 @@ def test_a_cache_that_passes_the_ten_tests_sees_no_stages(
     done = invoke("check", "paged.py", "--profile", "dev")
     assert done.exit_code == 0
     assert not shown(done)
+
+
+def test_what_is_left_after_the_ten_tests_is_a_law(invoke: Invoke, tmp_path: Path, reference: str) -> None:
+    (tmp_path / "paged.py").write_text(reference.replace("self._check_open()", "pass"))
+    done = invoke("check", "paged.py", "--profile", "dev")
+    assert done.exit_code == 1
+    assert not shown(done)
+    assert "The ten tests pass; what is left is law 14: tinyllm laws 14" in done.stdout

@@ -125,11 +125,19 @@ def _step_one(console: Console, gate: Gate, profile: str, seed: int) -> tuple[He
         console.print(f"   every law holds over {held.programs:,} programs of {held.lines:,} lines")
     for missing in held.not_checked:
         console.print(f"   not checked: {escape(missing)}")
-    if held.stages and impl != REFERENCE and not impl.startswith("exec:"):
+    _guide(console, impl, held, passed)
+    return held, 0 if held.passed else WEAK
+
+
+def _guide(console: Console, impl: str, held: Held, passed: set[str]) -> None:
+    """What to do next, for one who builds a cache in Python."""
+    learner = impl != REFERENCE and not impl.startswith("exec:")
+    if held.stages and learner:
         stages.show(console, passed, held.stages, held.unwritten)
+    elif held.story and learner and not held.beyond:
+        console.print(f"\nThe ten tests pass; what is left is law {held.law}: tinyllm laws {held.law}")
     elif held.unwritten:
         console.print(f"\nNext: write [bold]{escape(held.unwritten)}[/bold].")
-    return held, 0 if held.passed else WEAK
 
 
 def _too_early(held: Held) -> bool:
@@ -186,6 +194,7 @@ def _step_two(
     if path.suffix == ".py":  # its tests may import it by its own name: that is where the bugs go, then
         target = replace(target, aliases=(path.stem,))
         also = replace(target, path=str(path), source=path.read_text(encoding="utf-8"))
+        console.print("   (they run on the reference too, and may ask for no more than the laws do)")
     options = (f"--hypothesis-profile=tinyllm-{profile}",) if tests is None else ()
     grader = Grader((graded,), target, bugs, seed=seed, jobs=jobs or cores(), options=options, also=also)
     result = run_grader(console, grader, gate)
