@@ -58,8 +58,8 @@ def assert_same_bits(a: Floats, b: Floats) -> None:
 
 @contextmanager
 def small(tile: int, few: int) -> Iterator[None]:
-    """Small tiles, and casts by shifting, for little data."""
-    with mock.patch.multiple(attention, TILE=tile, FEW=few):
+    """Small tiles, casts by shifting, and prompts in parts as long as a tile, for little data."""
+    with mock.patch.multiple(attention, TILE=tile, FEW=few, QUERIES=tile):
         yield
 
 

@@ -26,6 +26,7 @@ Array = NDArray[np.float32]
 Run = tuple[NDArray[Any], NDArray[Any]]  # K and V of positions that lie together, `[G, n_i, D]`
 
 TILE = 1024  # positions: 768 KiB of float32 with 3 heads of 64 dimensions
+QUERIES = 256  # of a prompt at a time: scores of more no longer fit into the processor's caches
 FEW = 4096  # values up to which NumPy's cast is the faster way from float16; measured on x86-64
 
 
@@ -84,6 +85,9 @@ def dense(q: Array, k: NDArray[Any], v: NDArray[Any]) -> Array:
     """Attend to keys and values `[G, n, D]` in two products; see `gathered`."""
     _check(q, k, k.shape[1])
     (_, tokens, d_head), (groups, n, _) = q.shape, k.shape
+    if tokens > QUERIES:
+        parts = [dense(q[:, a:b], k[:, :seen], v[:, :seen]) for a, b, seen in _parts(tokens, n)]
+        return np.concatenate(parts, axis=1)
     # Query heads that share a key/value head follow one another, so they stack into the rows of one product.
     queries = (q * np.float32(d_head**-0.5)).reshape(groups, -1, d_head)
     with np.errstate(all="ignore"):
@@ -116,6 +120,9 @@ def tiled(q: Array, runs: Sequence[Run]) -> Array:
 def _tiled(q: Array, runs: Sequence[Run], n: int) -> Array:
     """Attend to the first n positions of `runs`."""
     (heads, tokens, d_head), groups = q.shape, len(runs[0][0])
+    if tokens > QUERIES:
+        parts = [_tiled(q[:, a:b], runs, seen) for a, b, seen in _parts(tokens, n)]
+        return np.concatenate(parts, axis=1)
     queries = (q * np.float32(d_head**-0.5)).reshape(groups, -1, tokens, d_head)
     mixed = np.zeros(queries.shape, np.float32)
     # The highest score so far, and the sum of weights. Not -inf at first: -inf - -inf would be NaN.
@@ -143,6 +150,13 @@ def _tiled(q: Array, runs: Sequence[Run], n: int) -> Array:
     half = tokens // 2  # as in `dense`
     early = _tiled(q[:, :half], runs, n - tokens + half)
     return np.concatenate([early, _tiled(q[:, half:], runs, n)], axis=1)
+
+
+def _parts(tokens: int, n: int) -> Iterator[tuple[int, int, int]]:
+    """Of the last `tokens` of n positions: from which to which query, and how many positions these see."""
+    for start in range(0, tokens, QUERIES):
+        stop = min(start + QUERIES, tokens)
+        yield start, stop, n - tokens + stop
 
 
 def _tiles(runs: Sequence[Run], n: int) -> Iterator[Run]:
