@@ -191,3 +191,24 @@ def test_close_frees_what_runs() -> None:
     batch.close()
     assert batch.idle
     assert cache.num_free_blocks() == 20
+
+
+def test_what_a_step_finished_is_kept_when_it_is_interrupted() -> None:
+    batch = Batch(MODEL, new_pool(TOY, 20, 2))
+    for most in (2, 5):
+        batch.submit(Request([1, 2], most))
+    batch.step()
+    passes = 0
+
+    class Interrupted(type(MODEL)):  # type: ignore[misc]
+        def forward(self, *arguments: Any, **options: Any) -> Any:
+            nonlocal passes
+            passes += 1
+            if passes == 2:
+                raise KeyboardInterrupt
+            return super().forward(*arguments, **options)
+
+    batch.model = Interrupted(MODEL.config, MODEL.weights)
+    with pytest.raises(KeyboardInterrupt):
+        batch.step()
+    assert [(f.number, f.ids) for f in batch.finished] == [(0, alone(Request([1, 2], 2))[0])]

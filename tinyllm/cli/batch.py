@@ -20,10 +20,10 @@ from tinyllm.cli.language import (
     Draws,
     Loaded,
     MaxTokens,
-    Temperature,
     TopP,
     load,
     show,
+    temperature_option,
     usage_errors,
 )
 from tinyllm.cli.model import ModelFile
@@ -63,7 +63,7 @@ def batch(
     ] = None,
     block_size: BlockSize = 16,
     max_tokens: MaxTokens = 64,
-    temperature: Temperature = None,
+    temperature: Annotated[float, temperature_option("0")] = 0.0,
     top_p: TopP = 1.0,
     seed: Draws = 0,
     chat: Chat = False,
@@ -82,7 +82,7 @@ def batch(
     """
     lines = _lines(file)
     loaded = load(model)
-    draws = {"temperature": temperature or 0.0, "top_p": top_p, "seed": seed}
+    draws = {"temperature": temperature, "top_p": top_p, "seed": seed}
     defaults = {"max_tokens": max_tokens, "chat": chat, **draws}
     requests = [_request(loaded, number, line, defaults) for number, line in lines]
 
@@ -181,13 +181,13 @@ def _drain(loaded: Loaded, run: "Batch", requests: "list[Request]", need: int, *
         task = bar.add_task("answering", total=len(requests))
         try:
             while not run.idle:
-                for finished in run.step():
-                    found[finished.number] = finished
-                    bar.advance(task)
+                found |= {finished.number: finished for finished in run.step()}
+                bar.update(task, completed=len(found))
                 while shown in found:
                     _tell(loaded, requests[shown], found[shown], as_json=as_json)
                     shown += 1
         except KeyboardInterrupt:
+            found |= {finished.number: finished for finished in run.finished}
             stopped = True
     seconds = perf_counter() - start
     for number in sorted(found.keys() - range(shown)):  # only where it was interrupted

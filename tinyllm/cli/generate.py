@@ -1,8 +1,8 @@
 """`tinyllm generate`: a language model on either cache, and what that took."""
 
 import json
-from collections.abc import Iterator
 from contextlib import nullcontext
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
@@ -18,11 +18,11 @@ from tinyllm.cli.language import (
     Draws,
     Loaded,
     MaxTokens,
-    Temperature,
     TopP,
     load,
     read,
     show,
+    temperature_option,
     usage_errors,
 )
 from tinyllm.cli.model import ModelFile
@@ -42,7 +42,7 @@ def generate(
         Literal["paged", "contiguous"], typer.Option(help="Where keys and values are kept.")
     ] = "paged",
     max_tokens: MaxTokens = 64,
-    temperature: Temperature = None,
+    temperature: Annotated[float | None, temperature_option(f"0; {SPREAD} with -n")] = None,
     top_p: TopP = 1.0,
     seed: Draws = 0,
     n: Annotated[
@@ -130,7 +130,7 @@ def generate(
             outputs, figures = _stream(
                 loaded, asked, n, (temperature, top_p, seed), lookup=lookup, prompt=prompt
             )
-    facts = measured(figures, len(ids))
+    facts = _measured(figures)
     if as_json:
         facts |= {"cache": cache, "block_size": block_size if cache == "paged" else None}
         print(json.dumps({"prompt_ids": ids, **_columns(outputs), "figures": facts}))  # noqa: T201
@@ -205,7 +205,7 @@ def _stream(
         terminal().print(f"[dim]{escape(prompt)}[/dim]", end="", soft_wrap=True, highlight=False)
     with quiet.status("writing") if quiet.is_terminal and n > 1 and not asked.as_json else nullcontext():
         try:
-            for step in _chain(first, going):
+            for step in chain([first], going):
                 text = texts[step.output].feed(step.id)
                 said[step.output] += text
                 if alone:
@@ -223,11 +223,6 @@ def _stream(
             terminal().print(f"[bold]{i + 1}[/bold] ", end="")
             show(f"{text.strip()}\n")
     return [_Said(o.ids, text, o.finish) for o, text in zip(going.outputs, said)], going.figures
-
-
-def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest
 
 
 def _search(loaded: Loaded, asked: _Asked, beams: int) -> "tuple[list[_Said], Figures]":
@@ -252,11 +247,13 @@ def _search(loaded: Loaded, asked: _Asked, beams: int) -> "tuple[list[_Said], Fi
     return said, figures
 
 
-def measured(figures: "Figures", prompt: int) -> dict[str, Any]:
+def _measured(figures: "Figures") -> dict[str, Any]:
     """The figures by name, with what follows from them."""
     return {
         **vars(figures),
-        "prefill_tokens_per_second": prompt / figures.prefill_seconds if figures.prefill_seconds else 0.0,
+        "prefill_tokens_per_second": (
+            figures.prompt_tokens / figures.prefill_seconds if figures.prefill_seconds else 0.0
+        ),
         "decode_tokens_per_second": (
             figures.decode_tokens / figures.decode_seconds if figures.decode_seconds else 0.0
         ),

@@ -130,9 +130,11 @@ def _stage(factory: "Factory", program: str, impl: str) -> str:
     """What is wrong with a stage's program on this cache; nothing if it is right."""
     from tinyllm.testing import replay  # noqa: PLC0415
     from tinyllm.testing.laws import LAWS, LawBroken  # noqa: PLC0415
+    from tinyllm.testing.watch import watch_over  # noqa: PLC0415
 
     try:
-        replay(factory, program)
+        with watch_over(factory):
+            replay(factory, program)
     except LawBroken as broken:
         if broken.found.startswith("NotImplementedError"):
             return f"{broken.trace.splitlines()[-1]!r} needs a method that{UNWRITTEN}"

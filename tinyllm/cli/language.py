@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -20,21 +20,22 @@ USAGE, INTERRUPTED = 2, 130
 SPREAD = 0.8  # the temperature of several outputs, which would otherwise all be the same
 
 MaxTokens = Annotated[int, typer.Option(parser=at_least(1), metavar="N", help="Tokens of an output at most.")]
-Temperature = Annotated[
-    float | None,
-    typer.Option(
-        parser=at_least(0, float),
-        metavar="T",
-        help="0 takes the most likely token each time; higher values draw.",
-        show_default=f"0; {SPREAD} with -n",
-    ),
-]
 TopP = Annotated[
     float, typer.Option(metavar="P", help="Draw from the likeliest tokens with this share of probability.")
 ]
 Draws = Annotated[int, typer.Option(parser=at_least(0), metavar="N", help="Of what is drawn.")]
 Chat = Annotated[bool, typer.Option("--chat", help="Ask the model as a user does, by its chat template.")]
 BlockSize = Annotated[int, typer.Option(parser=at_least(1), metavar="B", help="Positions in a block.")]
+
+
+def temperature_option(default: str) -> Any:
+    """The option --temperature of a command with this default, in words."""
+    return typer.Option(
+        parser=at_least(0, float),
+        metavar="T",
+        help="0 takes the most likely token each time; higher values draw.",
+        show_default=default,
+    )
 
 
 class Loaded(NamedTuple):

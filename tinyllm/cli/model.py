@@ -63,6 +63,7 @@ def info(file: ModelFile = None) -> None:
     """Show what a model is: sizes, tensor types, what a token takes in a cache."""
     from tinyllm.infer import model, weights  # noqa: PLC0415
     from tinyllm.infer.gguf_file import ModelError  # noqa: PLC0415
+    from tinyllm.infer.planning import bytes_per_token  # noqa: PLC0415
 
     try:
         gguf = weights.GGUF(model.find() if file is None else file)
@@ -76,7 +77,8 @@ def info(file: ModelFile = None) -> None:
         stored[tensor.type] += tensor.nbytes
         numbers += tensor.size
     types = ", ".join(f"{count[name]} {name} ({size / 1e6:,.1f} MB)" for name, size in stored.most_common())
-    kv = 2 * sizes.n_layers * sizes.n_kv_heads * sizes.d_head
+    shape = (sizes.n_layers, sizes.n_kv_heads, sizes.d_head)
+    half, single = bytes_per_token(*shape), bytes_per_token(*shape, itemsize=4)
     facts = {
         "file": str(gguf.path),
         "name": str(gguf.metadata.get("general.name", "(none)")),
@@ -88,7 +90,7 @@ def info(file: ModelFile = None) -> None:
         "context": f"{sizes.max_context:,} positions, rotary base {sizes.rope_theta:,.0f}",
         "tensors": f"{len(gguf.tensors)}: {types}",
         "weights": f"{numbers / 1e6:,.1f} million, {numbers * 4 / 1e6:,.0f} MB as float32",
-        "cache": f"{2 * kv:,} bytes a token in float16, {4 * kv:,} in float32",
+        "cache": f"{half:,} bytes a token in float16, {single:,} in float32",
     }
     for name, text in facts.items():
         terminal().print(f"[bold]{name:13}[/bold]{escape(text)}", soft_wrap=True, highlight=False)

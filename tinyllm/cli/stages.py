@@ -50,9 +50,9 @@ def show(console: Console, passed: Collection[str], programs: Mapping[str, str],
     if step is None:  # the ten tests pass: what is wrong has been told as a law
         return
     stage, wrong, name = step
-    what = f"write {unwritten}." if unwritten and wrong.endswith(UNWRITTEN) else name or stage.title
+    missing = bool(unwritten) and wrong.endswith(UNWRITTEN)
+    what = f"write {unwritten}." if missing else name or stage.title
     console.print(f"\n[bold]Next: {escape(what)}[/bold]", highlight=False)
-    missing = what.startswith("write ")
     if name:
         from tinyllm.testing.catalogue import CATALOGUE  # noqa: PLC0415 - heavy
 

@@ -116,7 +116,8 @@ class Batch:
     """A pool, and the requests that share it.
 
     `submit` at any time; `step` until `idle`. A request's ids depend on the request alone, whatever else
-    there is and however small the pool. After an error from `step`, only `close` may follow.
+    there is and however small the pool. After an error from `step`, only `close` may follow; `finished` has
+    what that step had brought to an end.
 
     Args:
         model: the decoder.
@@ -126,6 +127,7 @@ class Batch:
     def __init__(self, model: Llama, cache: PagedKVCache) -> None:
         self.model, self.cache = model, cache
         self.figures = BatchFigures()
+        self.finished: list[Finished] = []  # by the last step
         self._sequences = Paged(cache)
         self._waiting: list[_Active] = []  # the oldest first
         self._running: list[_Active] = []  # likewise; all are older than any that waits
@@ -157,14 +159,14 @@ class Batch:
 
         Raises OutOfBlocks: other sequences hold so much of the pool that no request can begin.
         """
-        finished: list[Finished] = []
+        self.finished = []
         for active in list(self._running):
             if active in self._running:  # not preempted meanwhile
-                finished += self._advance(active)
+                self._advance(active)
         while self._waiting and self._admit():
-            finished += self._advance(self._running[-1])
+            self._advance(self._running[-1])
         self._note()
-        return finished
+        return self.finished
 
     def close(self) -> None:
         """Free what running requests hold, and forget all that are not through."""
@@ -188,8 +190,8 @@ class Batch:
             self.figures.replayed_tokens += len(chunk)
         return True
 
-    def _advance(self, active: _Active) -> list[Finished]:
-        """Compute a request's next chunk, and choose the token after it; the request, if that ends it."""
+    def _advance(self, active: _Active) -> None:
+        """Compute a request's next chunk, and choose the token after it, which may be its last."""
         while active in self._running:
             try:
                 layers = self._sequences.layers(active.handle)
@@ -202,16 +204,17 @@ class Batch:
                 youngest.preemptions += 1
                 self.figures.preemptions += 1
         else:
-            return []
+            return
         active.ids.append(active.request.sampling.pick(logits, active.random))
         self.figures.new_tokens += 1
         stopped = active.ids[-1] in active.request.stop
         if not stopped and len(active.ids) < active.most:
-            return []
+            return
+        finish = "stop" if stopped else "length"
+        self.finished.append(Finished(active.number, active.ids, finish, active.preemptions))
         self._note_peak()
         self._running.remove(active)
         self._sequences.free(active.handle)
-        return [Finished(active.number, active.ids, "stop" if stopped else "length", active.preemptions)]
 
     def _note(self) -> None:
         self._note_peak()

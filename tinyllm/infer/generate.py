@@ -20,10 +20,11 @@ import numpy as np
 from tinyllm.infer.arguments import as_size
 from tinyllm.infer.llama import Llama
 from tinyllm.infer.paged import PagedKVCache
-from tinyllm.infer.planning import bytes_per_token
+from tinyllm.infer.planning import blocks_for_lengths, bytes_per_token
 from tinyllm.infer.sampling import Logits, Sampling
 from tinyllm.infer.sequences import Paged, Sequences, new_pool
 
+BLOCK = 16  # positions in a block of a pool of its own
 DRAFT = 8  # tokens of a draft at most
 LONGEST, SHORTEST = 4, 2  # tokens that have to have come up before: as many as did
 TIE = 1e-4  # a lead of the best logit up to which a pass over several tokens may pick another
@@ -198,7 +199,7 @@ def stream(
 def as_sequences(cache: PagedKVCache | Sequences | None, model: Llama, longest: int, n: int) -> Sequences:
     """Where to keep n sequences of up to `longest` positions: what is given, or a new pool with room."""
     if cache is None:
-        cache = new_pool(model.config, n * -(-longest // 16))
+        cache = new_pool(model.config, blocks_for_lengths([longest] * n, BLOCK), BLOCK)
     return Paged(cache) if isinstance(cache, PagedKVCache) else cache
 
 
