@@ -9,7 +9,6 @@ import base64
 import hashlib
 import platform
 import re
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -21,6 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from mutants.bugs import MODULE, Bug
+from mutants.junit import repeat
 from mutants.verdict import INVALID, PASS, THRESHOLD, TIMEOUT, WEAK, Grade, Result
 
 FOLDER = Path(str(files("mutants"))) / "templates"
@@ -153,12 +153,7 @@ def _diff(bug: Bug, grade: Grade) -> Iterator[tuple[str, str]]:
 
 def _plant_command(grade: Grade) -> Callable[[Bug], str]:
     """The command that shows what the tests make of one bug; only the reference can be planted by it."""
-
-    def command(bug: Bug) -> str:
-        name = ":".join([bug.id, *grade.target.aliases])
-        return shlex.join(["pytest", "--plant", name, *grade.tests]) if grade.target.module == MODULE else ""
-
-    return command
+    return lambda bug: repeat(grade, bug) if grade.target.module == MODULE else ""
 
 
 def _local(text: str) -> str:

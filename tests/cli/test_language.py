@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tinyllm.infer.batch import Batch
+from tinyllm.infer.batch import Batch, Finished
 from tinyllm.infer.generate import generate
 from tinyllm.infer.gguf_file import GGUF
 from tinyllm.infer.llama import TOY, LlamaConfig, toy
@@ -320,6 +320,7 @@ def test_ctrl_c_keeps_what_is_finished(
         nonlocal steps
         steps += 1
         if steps == 5:
+            self.finished = [Finished(2, [5], "length", 0)]  # within the step that is interrupted
             raise KeyboardInterrupt
         return step(self)
 
@@ -329,9 +330,9 @@ def test_ctrl_c_keeps_what_is_finished(
     done = invoke("batch", prompts, "--model", model, "--json")
     assert done.exit_code == 130
     *rows, last = map(json.loads, done.stdout.splitlines())
-    assert [row["index"] for row in rows] == [1, 3]
+    assert [row["index"] for row in rows] == [1, 2, 3]
     assert last["figures"]["requests"] == 4
-    assert "interrupted: 2 of 4 requests are finished, 2 are not" in done.stderr
+    assert "interrupted: 3 of 4 requests are finished, 1 are not" in done.stderr
 
 
 def test_stdin_is_read_where_asked(model: Path, command: str, tmp_path: Path) -> None:

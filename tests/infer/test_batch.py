@@ -81,6 +81,7 @@ def test_a_pool_of_the_least_size_preempts_and_replays() -> None:
     for request in requests:
         batch.submit(request)
     found = drain(batch)
+    assert list(found) == [0, 1, 2, 3]  # who gave way comes before those that have not begun
     assert [found[i].ids for i in range(4)] == [alone(r)[0] for r in requests]
     assert batch.figures.preemptions > 0 < batch.figures.replayed_tokens
     assert found[0].preemptions == 0  # the oldest never is

@@ -103,8 +103,9 @@ def _show_alive(console: Console, grade: "Grade", result: "Result", *, reveal: b
     if bug.caught_by:
         console.print(f"  the kind of test that catches it: {', '.join(bug.caught_by)}")
     if grade.target.module == "tinyllm.infer.paged":
-        name = ":".join([bug.id, *grade.target.aliases])
-        console.print(f"  see it: pytest --plant {name} {escape(' '.join(grade.tests))}")
+        from mutants.junit import repeat  # noqa: PLC0415 - heavy
+
+        console.print(f"  see it: {escape(repeat(grade, bug))}")
     if result.trials and result.trials[0].outcome.excused:
         first = result.trials[0].outcome.excused[0]
         console.print(f"  no kill: {escape(first.test)}: {escape(first.message)}")

@@ -74,8 +74,7 @@ def beam_search(
         while True:
             found, parents = _best(found, rows, beams, stops, most)
             handles = _follow(sequences, handles, parents)
-            figures.held_bytes = max(figures.held_bytes, sequences.held())
-            figures.shared_blocks = max(figures.shared_blocks, sequences.shared())
+            figures.look(sequences)
             if not handles:
                 return found, figures
             start = perf_counter()

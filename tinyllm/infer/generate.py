@@ -61,6 +61,11 @@ class Figures:
     ties: int = 0  # tokens that led by at most 1e-4
     single_seconds: float = 0.0  # of a pass over one token, the middle of those with `lookup`
 
+    def look(self, sequences: Sequences) -> None:
+        """Note what is held now, if it is the most so far."""
+        self.held_bytes = max(self.held_bytes, sequences.held())
+        self.shared_blocks = max(self.shared_blocks, sequences.shared())
+
     @property
     def speed_up(self) -> float:
         """How much faster than a pass a token drafts made it; 1 if there was nothing to compare."""
@@ -125,11 +130,6 @@ class _Job:
         elif len(output.ids) == self.most:
             output.finish = "length"
         return not output.finish
-
-    def look(self, figures: Figures) -> None:
-        """Note what is held now, if it is the most so far."""
-        figures.held_bytes = max(figures.held_bytes, self.sequences.held())
-        figures.shared_blocks = max(figures.shared_blocks, self.sequences.shared())
 
 
 def generate(
@@ -213,7 +213,7 @@ def _plain(job: _Job, made: Generation) -> Iterator[Step]:
         for i in list(live):
             yield from _step(job, made, live, i, job.sampling.pick(logits, streams[i]))
         while live:
-            job.look(made.figures)
+            made.figures.look(job.sequences)
             for i, handle in list(live.items()):
                 start = perf_counter()
                 token = made.outputs[i].ids[-1]
@@ -229,7 +229,7 @@ def _plain(job: _Job, made: Generation) -> Iterator[Step]:
 
 def _step(job: _Job, made: Generation, live: dict[int, int], i: int, token: int) -> Iterator[Step]:
     if not job.take(made.outputs[i], token):
-        job.look(made.figures)
+        made.figures.look(job.sequences)
         job.sequences.free(live.pop(i))
     yield Step(i, token)
 
@@ -251,7 +251,7 @@ def _drafted(job: _Job, made: Generation) -> Iterator[Step]:
             rows = job.model.forward([text[-1], *guess], cache)
             chosen = [job.sampling.pick(row, none) for row in rows]
             right = next((i for i, (a, b) in enumerate(zip(guess, chosen)) if a != b), len(guess))
-            job.look(figures)
+            figures.look(job.sequences)
             job.sequences.truncate(handle, len(text) + right)
             took = perf_counter() - start
             figures.decode_seconds += took
