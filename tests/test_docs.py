@@ -46,8 +46,8 @@ NOT_RUN = {
 
 ONLY_READ = {
     "tinyllm model fetch": "it needs the network",
-    "tinyllm generate ": "it needs the model; tests/model and tests/cli/test_language.py",
-    "tinyllm batch ": "it needs the model; tests/model and tests/cli/test_language.py",
+    "tinyllm generate ": "it needs the model; tests/model and tests/cli",
+    "tinyllm batch ": "it needs the model; tests/model and tests/cli",
     "tinyllm grade path/to/tests --set ": "it is run without the option",
     "tinyllm grade path/to/tests --trials ": "it is run without the option",
     "tinyllm grade path/to/tests --bug ": "it is run without the option",

@@ -8,12 +8,15 @@ import subprocess
 import sysconfig
 import termios
 from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from tinyllm.cli.app import app
+from tinyllm.infer.llama import TOY, LlamaConfig, toy
 
 REFERENCE = Path(__file__).parents[2] / "tinyllm" / "infer" / "paged.py"
 
@@ -98,3 +101,21 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Res
 def reference() -> str:
     """The text of the reference cache."""
     return REFERENCE.read_text(encoding="utf-8")
+
+
+spec = spec_from_file_location("gguf_fixtures", Path(__file__).parents[1] / "infer" / "conftest.py")
+assert spec is not None
+assert spec.loader is not None
+files = module_from_spec(spec)
+spec.loader.exec_module(files)
+write, words = files.write, files.words
+
+
+@pytest.fixture
+def model(write: Callable[..., Path], words: dict[str, Any]) -> Path:
+    """The toy, with as many tokens as its tokenizer has."""
+    vocab = len(words["tokenizer.ggml.tokens"])
+    weights = toy(1, LlamaConfig(**{**vars(TOY), "vocab": vocab})).weights
+    tensors = {"token_embd.weight": weights.embedding, "output.weight": weights.head}
+    path: Path = write(words, tensors)
+    return path
