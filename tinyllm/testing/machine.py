@@ -121,8 +121,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def line(self, name: str, *args: int | float, **more: Any) -> None:
         """Run one line of the program; whether it must be refused, and how, is the oracle's to say."""
-        op = Op(name, args, **more)
-        self.run.do(op._replace(refusal=min(self.run.refusals(op), default="")))
+        self.run.draw(Op(name, args, **more))
 
     def extend(self, seq: int, layer: int, n: int, **more: Any) -> None:
         """An append to one layer; to all of them, where layers do not grow by themselves."""
