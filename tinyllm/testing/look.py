@@ -5,7 +5,8 @@ import copy
 import marshal
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +37,8 @@ HALF = np.dtype(np.float16)
 INT32 = np.dtype(np.int32)
 
 
-class Answer(NamedTuple):
+@dataclass(slots=True)
+class Answer:
     """What a call returned, and how the kit left it: nobody else may change it (law 12)."""
 
     call: str
@@ -61,10 +63,11 @@ def look(cache: Any, oracle: Oracle, offers: frozenset[str], answers: list[Answe
             raise _overwritten(cache, oracle, offers) or broken from broken.__cause__
     check_answers(earlier)
     check_answers(answers)
-    for call, value, _ in answers:
-        if not call.startswith("block_table"):
-            scribble(value, JUNK)
-    answers[:] = [Answer(call, value, image(value)) for call, value, _ in answers]
+    for answer in answers:
+        if not answer.call.startswith("block_table"):
+            scribble(answer.value, JUNK)
+    for answer in answers:
+        answer.left = image(answer.value)
     return view
 
 
@@ -72,9 +75,10 @@ def check_answers(answers: list[Answer]) -> None:
     """Law 12: what was returned earlier is the caller's own."""
     if [image(answer.value) for answer in answers] == [answer.left for answer in answers]:
         return
-    for call, value, left in answers:
-        if image(value) != left:
-            raise LawBroken(12, "answers", f"what {call} returned stays as its caller left it", "it changed")
+    for answer in answers:
+        if image(answer.value) != answer.left:
+            due = f"what {answer.call} returned stays as its caller left it"
+            raise LawBroken(12, "answers", due, "it changed")
 
 
 def _overwritten(cache: Any, oracle: Oracle, offers: frozenset[str]) -> LawBroken | None:
@@ -122,6 +126,8 @@ def _call(cache: Any, method: str, args: tuple[int, ...]) -> Any:
 
 def _count(cache: Any, name: str, method: str, *args: int) -> int:
     answer = _ask(cache, name, method, *args)
+    if type(answer) is int:
+        return answer
     if not _is_count(answer):
         call = f"{method}({', '.join(map(str, args))})"
         raise LawBroken(LAW_OF[name], name, f"{call} is an integer", shown(answer))
@@ -174,7 +180,7 @@ def attempt(call: Callable[..., Any], *args: Any) -> tuple[Any, BaseException | 
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is int or (isinstance(value, (int, np.integer)) and not isinstance(value, bool))
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def named(error: BaseException) -> str:
@@ -195,9 +201,10 @@ def shown(answer: Any) -> str:
 
 def image(given: Any) -> Any:
     """All of an array, a nested list or a dict that can be changed in place, to be compared."""
+    if type(given) is np.ndarray:
+        return given.dtype, given.shape, given.flags.writeable, given.tobytes()
     if isinstance(given, np.ndarray):
-        own = given if type(given) is np.ndarray else np.asarray(given)
-        return own.dtype, own.shape, own.flags.writeable, own.tobytes()
+        return image(np.asarray(given))  # a subclass may answer as it likes
     if isinstance(given, dict) and PLAIN.issuperset(map(type, given.values())):
         return given.copy()
     if not isinstance(given, (list, tuple, dict)):
