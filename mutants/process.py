@@ -5,6 +5,7 @@ fork). Each leads a process group of its own and keeps a pipe to its parent: whe
 call is cancelled, or when the parent is gone, the whole group is killed.
 """
 
+import atexit
 import contextlib
 import gc
 import multiprocessing
@@ -18,6 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,6 +29,7 @@ PRELOAD = [
     *("numpy", "numpy.testing", "numpy.typing"),
     *("hypothesis", "hypothesis.stateful", "_hypothesis_pytestplugin"),
     *("pytest", "xdist.plugin", "xdist.looponfail", "asyncio", "pdb", "unittest"),
+    *("mutants.handover", "mutants.recorder", "mutants.worker"),
 ]
 """Imported once, in the fork server; never a module that a bug may be planted in, nor `numpy.random`, which
 draws its state when it is imported: all runs would draw alike, and a flaky suite would not show."""
@@ -73,6 +76,7 @@ def call(
     """
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tinyllm-", ignore_cleanup_errors=True) as folder:
+        _share_constants(Path(folder, "hypothesis"))
         parent, child = context().Pipe()
         process = context().Process(target=_child, args=(child, folder, function, args), daemon=False)
         with _starting, _ctrl_c_waits():
@@ -92,6 +96,25 @@ def call(
 
 def _ignore(_: Any) -> None:
     pass
+
+
+@lru_cache(1)
+def _constants() -> str:
+    """A folder that goes when this process ends."""
+    folder = tempfile.mkdtemp(prefix="tinyllm-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _share_constants(storage: Path) -> None:
+    """Let all runs share the constants that Hypothesis reads in source files, and nothing that it finds.
+
+    It looks them up by a digest of the file. To parse every file that tests import takes as long as all else
+    before the first test.
+    """
+    storage.mkdir()
+    with _starting, contextlib.suppress(OSError):  # there may be no links here
+        Path(storage, "constants").symlink_to(_constants(), target_is_directory=True)
 
 
 @contextlib.contextmanager
