@@ -1,0 +1,286 @@
+"""What the kit, the grader and the command cost: `python -m benchmarks.harness`.
+
+Every figure is told against something that the same run measures:
+
+- A step of the machine, against what the same operations cost on the bare cache. There are two such costs
+  of the programs that the machine drew: their calls alone, with arrays ready beforehand; and calls and reads,
+  all that a check of everything observable has to read after each line: every table, length and content, and
+  the counts. Likewise a *checked line* is the work of `Run`, which everything in the kit goes through; the
+  *machine* has Hypothesis draw the lines as well, which costs more than all checks together.
+- A planted bug, graded, against one of mutmut's mutants: the same tests, one process at a time; what either
+  does before the first, clean runs and the like, is told apart.
+- `tinyllm --help`, against an interpreter that starts and ends.
+
+Processor time of one thread and the fastest of all rounds for steps, median of turns for the command. Needs
+the extra `check`, and mutmut for the bugs. Exit code: 0 every target is met, 1 one is missed.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from hypothesis import settings
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.cache import Row
+from tinyllm.infer.paged import PagedKVCache
+from tinyllm.testing import trace
+from tinyllm.testing.check import run_machine
+from tinyllm.testing.machine import CacheMachine, shard
+from tinyllm.testing.profiles import profile
+from tinyllm.testing.run import Run
+from tinyllm.testing.trace import FORMS, Op
+
+ROOT = Path(__file__).parents[1]
+TESTS = "tests/own"
+METHODS = {"add": "add_seq", "table": "block_table", "len": "seq_len"}
+SAMPLE = ("*__mutmut_3", "*__mutmut_11", "*__mutmut_19")
+"""mutmut's names: the third mutant of each method, and so on: of all kinds, and a tenth of them."""
+
+
+class Call(NamedTuple):
+    """A call, ready to be made, and what is live afterwards."""
+
+    method: str
+    args: tuple[Any, ...]
+    live: tuple[int, ...]
+    layers: int
+
+
+class Recording(CacheMachine):
+    """The machine, which keeps its programs."""
+
+    programs: ClassVar[list[list[Op]]] = []
+
+    def teardown(self) -> None:
+        """Keep the program."""
+        try:
+            super().teardown()
+        finally:
+            if self.run.ops:
+                self.programs.append(list(self.run.ops))
+
+
+class _Unchecked(Run):
+    """Makes the calls, tells the oracle, and never looks."""
+
+    def _do(self, op: Op, expected: frozenset[str], price: int) -> None:
+        del price
+        self._call(op)
+        if not expected:
+            self._tell_oracle(op)
+
+    def finish(self) -> None:
+        """Nothing."""
+
+
+class Unchecked(CacheMachine):
+    """The machine without its checks: it draws the same programs, for what it draws is up to the oracle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run = _Unchecked(PagedKVCache)  # type: ignore[assignment]
+
+
+def recorded(seed: int, programs: int) -> list[list[Op]]:
+    """The programs that the machine draws with a seed."""
+    Recording.programs.clear()
+    drawn(Recording, seed, programs)
+    return Recording.programs.copy()
+
+
+def drawn(machine: type[CacheMachine], seed: int, programs: int) -> None:
+    """Let a machine draw and run programs, with the profile `ci`; Hypothesis cuts a few more short."""
+    run_machine(
+        PagedKVCache, shard(machine, seed, PagedKVCache), settings(profile("ci"), max_examples=programs)
+    )
+
+
+def prepared(program: Sequence[Op]) -> list[Call]:
+    """The calls of a program; what they need is made beforehand."""
+    run, calls = Run(PagedKVCache), []
+    for op in program:
+        args: tuple[Any, ...] = op.args
+        if op.name == "append":
+            k, v = trace.values(op, run._scalars, run.config)
+            args = (*op.args[:2], *(FORMS[op.form].make(k, v) if op.form else (k, v)))
+        run.do(op)
+        live = () if run.closed else tuple(run.oracle.tables)
+        calls.append(Call(METHODS.get(op.name, op.name), args, live, run.config.n_layers))
+    return calls
+
+
+def play(calls: Sequence[Call], *, reads: bool) -> PagedKVCache:
+    """Make the calls on a new cache, and read everything after each if asked to; the cache as it is then."""
+    cache = PagedKVCache(*calls[0].args)
+    for call in calls:
+        if call.method != "new":
+            try:  # noqa: SIM105 - `suppress` takes as long as many a call
+                getattr(cache, call.method)(*call.args)
+            except Exception:  # noqa: S110 - to be refused is what the line is for
+                pass
+        if reads and call.method != "close":
+            for seq in call.live:
+                cache.block_table(seq)
+                for layer in range(call.layers):
+                    cache.seq_len(seq, layer)
+                    cache.gather(seq, layer)
+            cache.stats()
+            cache.num_free_blocks()
+    return cache
+
+
+def check(programs: Sequence[Sequence[Op]]) -> None:
+    """Run programs, and hold the cache to every law after each line."""
+    for program in programs:
+        run = Run(PagedKVCache)
+        for op in program:
+            run.step(op)
+
+
+def fastest(acts: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Processor seconds of each act, which take turns: the least of all rounds."""
+    best = dict.fromkeys(acts, float("inf"))
+    for _ in range(rounds):
+        for name, act in acts.items():
+            start = time.process_time()
+            act()
+            best[name] = min(best[name], time.process_time() - start)
+    return best
+
+
+def steps(programs: int, rounds: int, seed: int = 0) -> list[Row]:
+    """What a line costs."""
+    ops = recorded(seed, programs)
+    calls = [prepared(program) for program in ops]
+    lines = sum(map(len, ops))
+    cost = fastest(
+        {
+            "calls": lambda: [play(one, reads=False) for one in calls],
+            "reads": lambda: [play(one, reads=True) for one in calls],
+            "checked": lambda: check(ops),
+            "unchecked": lambda: drawn(Unchecked, seed, programs),
+            "machine": lambda: drawn(CacheMachine, seed, programs),
+        },
+        rounds,
+    )
+    each = {name: 1e6 * seconds / lines for name, seconds in cost.items()}
+    print(f"{len(ops)} programs of {lines:,} lines; " + ", ".join(f"{n} {c:.1f}" for n, c in each.items()))
+    print(f"microseconds a line; {1e6 / each['machine']:,.0f} lines a second")
+    return [
+        Row("a checked line", "its call and all reads", cost["checked"] / cost["reads"], 6),
+        Row("a checked line", "its call", cost["checked"] / cost["calls"]),
+        Row("the machine", "its calls and all reads", cost["machine"] / cost["reads"]),
+        Row("the machine", "its calls", cost["machine"] / cost["calls"]),
+        Row("the machine", "drawing and calling alone", cost["machine"] / cost["unchecked"]),
+    ]
+
+
+def tracked(folder: Path) -> None:
+    """Copy the files of the project that are tracked: mutmut writes where it runs."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True)  # noqa: S607
+    for name in filter(None, listed.stdout.split("\0")):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, folder / name)
+
+
+def mutmut(names: Sequence[str]) -> tuple[float, float, int]:
+    """Seconds a mutant, seconds before the first, and how many there were."""
+    with tempfile.TemporaryDirectory() as folder:
+        tracked(Path(folder))
+        started = time.monotonic()
+        command = [sys.executable, "-m", "mutmut", "run", "--max-children", "1", *names]
+        done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
+        took = time.monotonic() - started
+        if done.returncode:
+            raise RuntimeError(f"mutmut failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        meta = Path(folder, "mutants", "tinyllm", "infer", "paged.py.meta").read_text(encoding="utf-8")
+    seconds = [one for one in json.loads(meta)["durations_by_key"].values() if one is not None]
+    return statistics.mean(seconds), took - sum(seconds), len(seconds)
+
+
+GRADE = """
+import json, sys, time
+from mutants import bugs, plant
+from mutants.grade import Grader
+chosen, at = bugs.load_set("all")[::int(sys.argv[2])], {"start": time.monotonic()}
+def listener(what, *_):
+    at[what] = time.monotonic()
+Grader((sys.argv[1],), plant.find(bugs.MODULE), chosen).grade(listener)
+print(json.dumps([(at["bug"] - at["clean"]) / len(chosen), at["clean"] - at["start"], len(chosen)]))
+"""
+"""In an interpreter of its own: the processes that the grader starts load the file that their parent ran."""
+
+
+def grade(every: int) -> tuple[float, float, int]:
+    """Seconds a planted bug, seconds of the clean runs before, and how many bugs there were."""
+    command = [sys.executable, "-c", GRADE, TESTS, str(every)]
+    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    bug, clean, count = json.loads(done.stdout)
+    return bug, clean, count
+
+
+def faults(names: Sequence[str], every: int) -> list[Row]:
+    """What a fault costs, planted or mutated."""
+    (mutant, before, mutated), (bug, clean, planted) = mutmut(names), grade(every)
+    print(f"{mutated} mutants: {mutant:.2f} s each, {before:.1f} s before them")
+    print(f"{planted} planted bugs: {bug:.2f} s each, each killed twice; {clean:.1f} s of clean runs before")
+    return [
+        Row("a planted bug", "a mutant of mutmut", bug / mutant, 0.5),
+        Row("clean runs", "what mutmut does first", clean / before),
+    ]
+
+
+def startup(turns: int) -> list[Row]:
+    """What `tinyllm --help` takes beyond an interpreter that does nothing."""
+    commands = {"help": ["-m", "tinyllm", "--help"], "bare": ["-c", "pass"]}
+    took: dict[str, list[float]] = {name: [] for name in commands}
+    for _ in range(turns):
+        for name, command in commands.items():
+            started = time.perf_counter()
+            subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)
+            took[name].append(time.perf_counter() - started)
+    beyond = statistics.median(took["help"]) - statistics.median(took["bare"])
+    return [Row("tinyllm --help", "python -c pass, more", beyond, 0.2, " s")]
+
+
+PARTS: dict[str, tuple[Callable[[], list[Row]], Callable[[], list[Row]]]] = {
+    "steps": (lambda: steps(200, 5), lambda: steps(10, 2)),
+    "faults": (lambda: faults(SAMPLE, 1), lambda: faults(["*seq_len__mutmut_*"], 9)),
+    "startup": (lambda: startup(15), lambda: startup(3)),
+}
+"""What can be measured: at length, and quickly."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table; 1 if a target is missed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="few programs, bugs and turns: rough figures")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts of it")
+    options = parser.parse_args(arguments)
+    rows = [row for name in options.only for row in PARTS[name][options.quick]()]
+    table = Table("harness", "against", title="what checking costs")
+    for column in ("measured", "at most"):
+        table.add_column(column, justify="right")
+    table.add_column("target")
+    for row in rows:
+        most = "" if row.target is None else f"{row.target:g}{row.unit}"
+        style = {"met": "green", "missed": "bold red"}.get(row.verdict())
+        table.add_row(row.what, row.baseline, f"{row.ratio:.3g}{row.unit}", most, row.verdict(), style=style)
+    Console().print(table)
+    return int(any(row.verdict() == "missed" for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
