@@ -25,15 +25,39 @@ from typing import Any
 
 PRELOAD = [
     *("numpy", "numpy.testing", "numpy.typing"),
-    *("hypothesis", "hypothesis.stateful", "_hypothesis_pytestplugin"),
+    *("hypothesis", "hypothesis.stateful"),
     *("pytest", "xdist.plugin", "xdist.looponfail", "asyncio", "pdb", "unittest"),
 ]
 """Imported once, in the fork server; never a module that a bug may be planted in, nor `numpy.random`, which
-draws its state when it is imported: all runs would draw alike, and a flaky suite would not show."""
+draws its state when it is imported: all runs would draw alike, and a flaky suite would not show; nor the
+plugin of Hypothesis, which warns of all that is drawn before pytest starts, and pytest may never start."""
 TAIL = 20_000  # bytes of output that are kept
 LONGEST = 70  # bytes of a temporary folder's name: a socket's name may have 103, and 32 are added
 POLL = 0.1  # seconds between two looks at `cancelled`
 Send = Callable[[Any], None]
+
+
+class Cancel(threading.Event):
+    """Ends calls in this process; sent to another, it is one that is never set there."""
+
+    def __reduce__(self) -> tuple[type["Cancel"], tuple[()]]:
+        return Cancel, ()
+
+
+class Here:
+    """A listener in this process; sent to another, it hears nothing."""
+
+    def __init__(self, listener: Send | None = None) -> None:
+        self._listener = listener
+
+    def __call__(self, event: Any) -> None:
+        """Hear an event."""
+        if self._listener:
+            self._listener(event)
+
+    def __reduce__(self) -> tuple[type["Here"], tuple[()]]:
+        return Here, ()
+
 
 _starting = threading.Lock()  # multiprocessing starts a process and cleans up others in no thread-safe way
 
@@ -163,7 +187,7 @@ def _child(pipe: Connection, folder: str, function: Callable[..., Any], args: tu
         os.dup2(output, number)
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(Path(folder, "hypothesis"))
     os.environ["TMPDIR"] = tempfile.tempdir = folder
-    threading.Thread(target=_die_with_parent, args=(pipe, folder), daemon=True).start()
+    threading.Thread(target=die_with_parent, args=(pipe, folder), daemon=True).start()
     gc.freeze()  # what the fork server has imported: pytest collects garbage several times, and never that
     own = os.getpid()
     try:
@@ -178,7 +202,8 @@ def _child(pipe: Connection, folder: str, function: Callable[..., Any], args: tu
     threading.Event().wait()  # the parent ends us: nothing that runs at exit can change the verdict
 
 
-def _die_with_parent(pipe: Connection, folder: str) -> None:
+def die_with_parent(pipe: Connection, folder: str) -> None:
+    """Wait until nobody holds the other end of the pipe; then remove the folder, and end our group."""
     with contextlib.suppress(OSError, EOFError):
         pipe.recv()  # the parent never speaks: this returns when it is gone
     shutil.rmtree(folder, ignore_errors=True)

@@ -44,10 +44,11 @@ def test_wrong_options_are_refused(tinyllm: Call, arguments: tuple[Any, ...], me
 
 def test_late_never_and_directed() -> None:
     early, late = Found(6, 3, 50), Found(6, SOON + 1, 5000)
-    assert Power(BUG, [early, early]).sure
-    assert not Power(BUG, [early, late]).sure
-    assert not Power(BUG, [early, None]).sure
-    assert Power(BUG, [None], directed="32,776 blocks").sure
+    assert Power(BUG, {0: early, 1: early}).sure
+    assert not Power(BUG, {0: early, 1: late}).sure
+    assert not Power(BUG, {0: early, 1: None}).sure
+    assert not Power(BUG).sure
+    assert Power(BUG, {0: None}, directed="32,776 blocks").sure
 
 
 def test_every_trial_is_in_one_bucket() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 EXTRAS = {
     **dict.fromkeys(("hypothesis", "jinja2", "pytest", "rich", "typer"), "check"),
     **dict.fromkeys(("gguf", "platformdirs", "tokenizers"), "model"),
+    "distributed": "cluster",
 }
 """What the command cannot do without, and `tinyllm.infer` can; and which extra brings it."""
 

@@ -55,7 +55,7 @@ def starts(config: Config) -> st.SearchStrategy[tuple[Config, tuple[int, ...]]]:
 configs = st.builds(Config, st.integers(*BLOCKS), st.integers(*SIZES), st.sampled_from(LAYERS), WIDE, WIDE)
 live = st.runner().flatmap(lambda machine: st.sampled_from(sorted(machine.run.oracle.tables)))
 behind = st.runner().flatmap(lambda machine: st.sampled_from(machine.lagging()))
-unused = st.runner().flatmap(lambda m: st.sampled_from([i for i in IDS if i not in m.run.oracle.tables]))
+unused = st.runner().flatmap(lambda m: st.sampled_from([i for i in m.ids if i not in m.run.oracle.tables]))
 layers = st.runner().flatmap(lambda machine: st.integers(0, machine.run.config.n_layers - 1))
 # Up to three blocks at once: an append that starts, fills and leaves blocks. None at all has to be refused.
 tokens = st.runner().flatmap(lambda machine: st.integers(0, 3 * machine.run.config.block_size))
@@ -70,7 +70,7 @@ def _some_live(machine: "CacheMachine") -> bool:
 
 
 def _some_unused(machine: "CacheMachine") -> bool:
-    return len(machine.run.oracle.tables) < len(IDS)
+    return len(machine.run.oracle.tables) < len(machine.ids)
 
 
 class Stopped(BaseException):
@@ -81,7 +81,9 @@ class Stopped(BaseException):
         self.broken = broken
 
 
-class _Run(Run):
+class MachineRun(Run):
+    """A run that the search leaves at once, with `Stopped`, when a call had to be stopped."""
+
     def _told(self, act: Callable[[], None]) -> None:
         try:
             super()._told(act)
@@ -95,6 +97,8 @@ class CacheMachine(RuleBasedStateMachine):
     """Random programs on one cache. Override `make_cache`; the reference is the default."""
 
     capabilities = frozenset(CAPABILITIES)
+    ids: ClassVar[range] = IDS
+    runner: ClassVar[type[MachineRun]] = MachineRun
     factory: Any = None
     """Set instead of overriding `make_cache` when a factory exists already; stories then name it."""
     tally: ClassVar[Counter[str]] = Counter()
@@ -107,7 +111,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.run = _Run(self.factory or self._made, self.broken)
+        self.run = self.runner(self.factory or self._made, self.broken)
         self._raised = sys.exc_info()[1]
 
     def _made(self, *sizes: int) -> PagedCache:
@@ -214,7 +218,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(seq=live, data=st.data())
     def wrong_argument(self, seq: int, data: st.DataObject) -> None:
         """An id, a layer or a count that is out of bounds is refused, and changes nothing (laws 10, 15)."""
-        gone, end = len(IDS), self.run.config.n_layers
+        gone, end = len(self.ids), self.run.config.n_layers
         longest = max(self.run.oracle.lens(seq))
         reads = [(gone, 0), (seq, end), (seq, -1)]
         calls: dict[str, Sequence[tuple[int | float, ...]]] = {
