@@ -6,8 +6,9 @@ Dask does the scheduling: a unit whose worker dies is given to another. What we 
 
 import logging
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor, Future
+from contextlib import contextmanager
 from typing import Any
 
 from mutants import station
@@ -79,8 +80,9 @@ class Cluster(Executor):
 
     @property
     def threads(self) -> int:
-        """How many units the cluster does at the same time, as of now; at least 1."""
-        return max(1, sum(int(count) for count in self._client.nthreads().values()))
+        """How many units the cluster does at the same time, as of now; at least 1. Raises ClusterError."""
+        with self._lost():
+            return max(1, sum(int(count) for count in self._client.nthreads().values()))
 
     def place(self, path: str) -> str:
         """How a path on this machine is named where the work is done."""
@@ -95,7 +97,8 @@ class Cluster(Executor):
             raise TypeError(f"a unit takes no keywords: {sorted(kwargs)}")
         unit = pickle.dumps((fn, args))
         done: Future[Any] = Future()
-        inner = self._executor.submit(station.away, self._versions, self._luggage, unit)
+        with self._lost():
+            inner = self._executor.submit(station.away, self._versions, self._luggage, unit)
         inner.add_done_callback(lambda one: self._pass_on(one, done))
         done.add_done_callback(lambda one: inner.cancel() if one.cancelled() else None)
         return done
@@ -106,12 +109,22 @@ class Cluster(Executor):
         try:
             done.set_result(inner.result())
         except CancelledError:
-            done.set_exception(ClusterError(f"the cluster at {self.address} was lost: its scheduler is gone"))
+            done.set_exception(self._gone())
         except StationError as error:
             done.set_exception(ClusterError(f"a worker of {self.address} could not do its work: {error}"))
         except Exception as error:  # KilledWorker, say: several workers in a row were gone
             text = f"the cluster at {self.address} gave up: {type(error).__name__}: {error}"
             done.set_exception(ClusterError(text))
+
+    @contextmanager
+    def _lost(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            raise self._gone() from error
+
+    def _gone(self) -> ClusterError:
+        return ClusterError(f"the cluster at {self.address} was lost: its scheduler is gone")
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Leave the cluster; what is not done there is cancelled."""

@@ -95,7 +95,8 @@ class Grader:
     def _so_far(self, grade: Grade | None) -> Grade | None:
         """The part of a grade that is known, if any is."""
         known = [result for result in grade.results if result.trials] if grade else []
-        missing = len(self.bugs) * self.trials - sum(len(result.trials) for result in known)
+        done = sum(len(result.trials) for result in known)
+        missing = len(self.bugs) * self.trials + 1 - done  # the clean run at the end is one more
         return replace(grade, results=known, missing=missing) if grade and known else None
 
     def _apply(self) -> dict[str, Target]:
@@ -156,11 +157,18 @@ class Grader:
             for name, target in planted.items()
         }
         last = [self._submit(pool, self.target, seeds[0], timeout)]
+        lost: ClusterError | None = None
         for future in _as_done(runs):
             name, seed = runs[future]
-            trial = _trial(seed, future.result(), timeout)
+            try:
+                trial = _trial(seed, future.result(), timeout)
+            except ClusterError as error:  # what others have done, or can still do, is not to be lost with it
+                lost = error
+                continue
             results[name].trials.append(trial)
             listener("bug", results[name].bug, trial)
+        if lost:
+            raise lost
         if any(trial.unsteady for result in results.values() for trial in result.trials):
             last += [self._submit(pool, self.target, seeds[0], timeout) for _ in range(SUSPECT)]
         for future in last:

@@ -19,7 +19,7 @@ SETTINGS = (
 ALONG = (*SETTINGS, "conftest.py", "__init__.py")
 """What counts for a test although it lies in a folder above."""
 LITTER = frozenset({"__pycache__", "node_modules", "venv", "build", "dist", "site-packages"})
-MOST = 20_000_000  # bytes: each unit carries all of them
+MOST = 10_000_000  # bytes: each unit carries all of them
 
 
 class LuggageError(Exception):

@@ -142,22 +142,28 @@ def _run(
                 trial, target.with_source(one.bug.apply(target.source)), seed, profile, cancelled
             )
 
+        lost = ""
         try:
             futures = {
                 submit(workers.executor, one, seed, profile): (one, seed) for seed in seeds for one in powers
             }
             for future in as_completed(futures):
                 one, seed = futures[future]
-                one.trials[seed] = future.result()
+                try:
+                    one.trials[seed] = future.result()
+                except ClusterError as error:  # what others have done is not to be lost with it
+                    lost = str(error)
                 progress.update(task, advance=1)
-            late = {submit(workers.executor, one, 0, ""): one for one in powers if not one.sure}
+            late = (
+                {} if lost else {submit(workers.executor, one, 0, ""): one for one in powers if not one.sure}
+            )
             for future in as_completed(late):
                 late[future].directed = future.result() or ""
         except ClusterError as error:
-            return str(error)
+            lost = str(error)
         finally:
             cancelled.set()
-    return ""
+    return lost
 
 
 def _show(console: Console, powers: list[Power]) -> None:
