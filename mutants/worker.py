@@ -79,7 +79,8 @@ def run(send: Send, job: Job) -> Outcome:
     recorder = Recorder(job.keep_going)
     hurry(recorder)
     # Two plugins by name, since a suite may load none by itself.
-    arguments = ["-p", "hypothesispytest", "-p", "tinyllm", "--assert=plain"]
+    # Nothing is captured: pytest would keep on disk, whole, what `call` keeps the end of.
+    arguments = ["-p", "hypothesispytest", "-p", "tinyllm", "--assert=plain", "--capture=no"]
     arguments += [f"--hypothesis-seed={job.seed}", f"--basetemp={folder / 'pytest'}"]
     arguments += ["-o", f"cache_dir={folder / 'cache'}", "--color=no", "--tb=short", *job.options, *job.tests]
     started = time.monotonic()
