@@ -22,12 +22,13 @@ from mutants.keeper import make
 
 PRELOAD = [
     *("numpy", "numpy.testing", "numpy.typing"),
-    *("hypothesis", "hypothesis.stateful", "_hypothesis_pytestplugin"),
+    *("hypothesis", "hypothesis.stateful"),
     *("pytest", "xdist.plugin", "xdist.looponfail", "asyncio", "ctypes", "pdb", "unittest"),
     "mutants.server",
 ]
 """Imported once, in the fork server; never a module that a bug may be planted in, nor `numpy.random`, which
-draws its state when it is imported: all runs would draw alike, and a flaky suite would not show."""
+draws its state when it is imported: all runs would draw alike, and a flaky suite would not show; nor
+Hypothesis' plugin for pytest, after which it takes everything for the loading of tests, and warns."""
 TAIL = 20_000  # bytes of output that are kept
 CHUNK = 1 << 16  # bytes of output that are read at once: what a pipe holds
 LAST = 32  # chunks read after the end: a process that escaped may print for ever
