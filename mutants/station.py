@@ -9,6 +9,7 @@ import hashlib
 import os
 import pickle
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,12 +19,10 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from mutants.luggage import Luggage
-from mutants.process import die_with_parent
 
 COMPARED = ("numpy", "hypothesis", "pytest")
 START = "from mutants.station import main; main()"
@@ -98,9 +97,7 @@ def away(expected: Versions, luggage: Luggage, unit: bytes) -> Any:
 def main() -> None:
     """Read the unit, be where its files are, do it, write its result."""
     task, result = map(Path, sys.argv[1:])
-    threading.Thread(
-        target=die_with_parent, args=(Connection(os.dup(0)), str(task.parent)), daemon=True
-    ).start()
+    threading.Thread(target=_end_with_worker, args=(task.parent,), daemon=True).start()
     expected, luggage, unit = pickle.loads(task.read_bytes())  # noqa: S301 - the worker wrote it
     if differ := differences(expected, versions()):
         outcome = ("error", f"other versions: {differ}")
@@ -109,6 +106,14 @@ def main() -> None:
     aside = result.with_suffix(".new")
     aside.write_bytes(pickle.dumps(outcome))
     aside.replace(result)
+
+
+def _end_with_worker(folder: Path) -> None:
+    """Wait until nobody holds the other end of stdin; then remove the folder, and end the process group."""
+    while os.read(0, 1):
+        pass
+    shutil.rmtree(folder, ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)
 
 
 def _do(luggage: Luggage, unit: bytes, folder: Path) -> tuple[str, Any]:

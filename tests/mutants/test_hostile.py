@@ -156,6 +156,12 @@ GRADED = {
         "@settings(deadline=None)\n@given(st.integers())\ndef test(n):\n"
         "    if has_s02() and not seen:\n        seen.append(n)\n        assert False",
         WEAK, "survived", "the score is 0%"),
+    "only the disk is full": (
+        "PRELUDE\nimport errno, os\ndef test():\n"
+        "    if has_s02(): raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))",
+        WEAK, "survived", "the score is 0%"),
+    "a file is not there": (
+        "PRELUDE\ndef test(): has_s02() and open('/nowhere/to/be/found')", PASS, "killed", ""),
     "exits": (
         "PRELUDE\nimport os\ndef test(): has_s02() and os._exit(0)", INVALID, "invalid", ""),
     "calls pytest.exit": (

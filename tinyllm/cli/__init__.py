@@ -4,6 +4,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from tinyllm.cli import streams
+
 EXTRAS = {
     **dict.fromkeys(("hypothesis", "jinja2", "pytest", "rich", "typer"), "check"),
     **dict.fromkeys(("gguf", "platformdirs", "tokenizers"), "model"),
@@ -14,10 +16,16 @@ EXTRAS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit with its code; `arguments` are those of the command line by default."""
+    streams.prepare()
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
         if number and signal.getsignal(number) == signal.SIG_DFL:  # `nohup` has it ignored
             signal.signal(number, _leave)
+    with streams.errors_told():
+        _run(arguments)
+
+
+def _run(arguments: Sequence[str] | None) -> None:
     try:
         from tinyllm.cli.app import app  # noqa: PLC0415 - the extra may be missing, and then has to be named
 

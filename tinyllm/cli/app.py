@@ -1,5 +1,6 @@
 """The commands, and those of them that are a few lines long. Heavy imports wait until a command runs."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -52,7 +53,8 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def tinyllm(
-    version: Annotated[
+    context: typer.Context,
+    version: Annotated[  # noqa: ARG001 - its callback has seen to it
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
@@ -61,6 +63,8 @@ def tinyllm(
     New here? `tinyllm start` writes a stub of your own cache, `tinyllm tests` lists
     what it has to do, `tinyllm check paged.py` says how far you are.
     """
+    if sys.flags.optimize and context.invoked_subcommand in {"check", "grade"}:
+        fail(USAGE, "Python ignores assertions here (-O, PYTHONOPTIMIZE), by which tests say what is wrong")
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """`tinyllm check`: hold a cache to the laws, then grade the tests. The exit code is the verdict."""
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -83,13 +84,14 @@ def check(
     else:
         console.print("\nStep 2, grading the tests, waits until step 1 passes.")
     report["exitCode"] = code
-    if json:
-        write(json, report)
-    if html and grade:
-        write_page(console, html, grade, context)
-    elif html:
-        console.print("\nThere is no grade, and so no page.")
-    gate.publish(code)
+    with contextlib.ExitStack() as last:
+        last.callback(gate.publish, code)  # also when a report cannot be written
+        if json:
+            write(json, report)
+        if html and grade:
+            write_page(console, html, grade, context)
+        elif html:
+            console.print("\nThere is no grade, and so no page.")
     raise typer.Exit(code)
 
 

@@ -1,5 +1,6 @@
 """Hold a cache to everything the kit has: the catalogue, the directed cases, the machine."""
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,7 +47,13 @@ class Check(NamedTuple):
 
 
 def checks(factory: Factory, machine: type[CacheMachine], settings: Settings) -> list[Check]:
-    """All checks in order, to be run one by one; `machine` counts its programs in its `tally`."""
+    """All checks in order, to be run one by one; `machine` counts its programs in its `tally`.
+
+    Raises:
+        RuntimeError: Python ignores assertions, which are how the catalogue objects.
+    """
+    if sys.flags.optimize:
+        raise RuntimeError("Python ignores assertions here (-O, PYTHONOPTIMIZE): nothing would be checked")
     watch = watch_over(factory)
     beyond: list[LawBroken] = []
 
