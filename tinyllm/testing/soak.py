@@ -77,12 +77,11 @@ class SoakRun(MachineRun):
         super().__init__(factory, broken)
         self.meter = Meter()
 
-    def do(self, op: Op) -> None:
-        """Run one line."""
+    def _line(self, op: Op, expected: frozenset[str], price: int) -> None:
         if self.flight:
             self.flight.note(op)
         before = dict(self.oracle.tables)
-        super().do(op)
+        super()._line(op, expected, price)
         self.meter.note(op, before, self)
 
 
