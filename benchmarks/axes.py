@@ -102,7 +102,7 @@ EACH: dict[str, Operation] = {
     "free each": free_each,
     "close": close(crowded),
 }
-AT_ONCE: dict[str, Operation] = {
+CHUNK: dict[str, Operation] = {
     "append, copying": lambda at: append_copying(at, LAGGING, at.size),
     "append, refused": lambda at: append_refused(at, at.size),
     "blocks_needed": asked(lambda at: at.pool.blocks_needed(LAGGING, 0, at.size), MANY),
@@ -111,22 +111,20 @@ AT_ONCE: dict[str, Operation] = {
 """Calls about so many positions."""
 
 NOTHING = growing(NONE, ALWAYS | WALKS | GATHERS)
-NEW = growing(YARDSTICK, {"a list of integers": integers}) | growing("a list of integers", {"new": new})
-WRITES = growing(YARDSTICK, {"a plain write": write})
-WRITES |= growing("a plain write", {"append": lambda at: append(at, at.size)})
-COPIES = growing(YARDSTICK, {"a plain copy": copy}) | growing("a plain copy", GATHERS)
+NEW = growing(YARDSTICK, {"list of integers": integers}) | growing("list of integers", {"new": new})
+WRITES = growing(YARDSTICK, {"plain write": write})
+WRITES |= growing("plain write", {"append": lambda at: append(at, at.size)})
+COPIES = growing(YARDSTICK, {"plain copy": copy}) | growing("plain copy", GATHERS)
 
 AXES = (
     Axis("pool", "blocks in the pool", (2, 6), pool_of, NOTHING | NEW | growing(PROPORTION, POOL)),
-    Axis("sequences", "sequences in the pool", (1, 4), pool_of_many, NOTHING | growing(PROPORTION, EACH)),
+    Axis("others", "sequences in the pool", (1, 4), pool_of_many, NOTHING | growing(PROPORTION, EACH)),
     Axis(
         "length",
         "positions in the sequence",
         (2, 5),
         pool_of_long,
-        growing(NONE, ALWAYS) | growing(PROPORTION, WALKS | {"append, one by one": one_by_one}) | COPIES,
+        growing(NONE, ALWAYS) | growing(PROPORTION, WALKS | {"append one by one": one_by_one}) | COPIES,
     ),
-    Axis(
-        "at once", "positions that one call is about", (1, 5), pool_for, WRITES | growing(PROPORTION, AT_ONCE)
-    ),
+    Axis("chunk", "positions that one call is about", (1, 5), pool_for, WRITES | growing(PROPORTION, CHUNK)),
 )

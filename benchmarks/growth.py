@@ -136,8 +136,11 @@ def measure(axis: Axis, quick: bool, seconds: float, tell: Callable[[], object])
 
 def table(lines: Sequence[Line]) -> Table:
     """A row for each call, a column for what grew, and in it the slope."""
-    spans = {line.axis: f"{line.axis}\nto {line.sizes[-1]:,}" for line in lines}
-    shown = Table(title="the power with which the time of a call grows; ∝ where it may")
+    last = {line.axis: "⁰¹²³⁴⁵⁶⁷⁸⁹"[round(np.log10(line.sizes[-1]))] for line in lines}
+    spans = {axis: f"{axis}\nto 10{power}" for axis, power in last.items()}
+    shown = Table(
+        title="the power with which the time of a call grows; ∝ where it may", show_edge=False, pad_edge=False
+    )
     shown.add_column("call", no_wrap=True)
     for head in (*spans.values(), "µs at\nleast", "at\nmost"):
         shown.add_column(head, justify="right")

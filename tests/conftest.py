@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Generator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -25,9 +24,6 @@ if os.environ.get("TINYLLM_BROWSER") != "required":
     ALLOWED_SKIPS["tests/mutants/test_page_browser.py"] = (
         "they need Chromium: Debian's chromium, chromium-driver"
     )
-
-if find_spec("matplotlib") is None:
-    ALLOWED_SKIPS["tests/test_growth.py::test_the_plot_"] = "matplotlib is in the extra bench"
 
 
 def allowed(nodeid: str) -> bool:

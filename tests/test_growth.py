@@ -162,8 +162,8 @@ def test_a_timed_call_leaves_the_pool_as_it_was(axis: Axis, call: str) -> None:
 
 
 def test_a_quick_run_shows_every_call() -> None:
-    cells = [[cell.strip(" ∝") for cell in line.split("│")[1:-1]] for line in run("--quick").splitlines()]
-    rows = {row[0]: row[1:] for row in cells if row}
+    cells = [[cell.strip(" ∝") for cell in line.split("│")] for line in run("--quick").splitlines()]
+    rows = {row[0]: row[1:] for row in cells if len(row) == 8}
     assert rows.keys() == {call for axis in AXES for call in axis.calls}
     for call, row in rows.items():
         slopes = [float(cell) for cell in row[:4] if cell]
@@ -174,7 +174,6 @@ def test_a_quick_run_shows_every_call() -> None:
 
 
 def test_the_plot_has_every_axis_and_call(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     run("--quick", "--svg", str(tmp_path / "growth.svg"))
     shown = set(ElementTree.parse(tmp_path / "growth.svg").getroot().itertext())
     assert {axis.label for axis in AXES} | STYLES.keys() <= shown

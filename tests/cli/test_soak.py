@@ -20,7 +20,7 @@ from tinyllm.cli.slice import search
 from tinyllm.cli.soak import duration, shard_of
 from tinyllm.testing.laws import LawBroken
 
-from .conftest import REFERENCE, environment
+from .conftest import REFERENCE, plain_environment
 
 Call = Callable[..., Any]
 PASS, WEAK, USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -150,7 +150,7 @@ def test_it_ends_with_its_report_when_it_is_told_to(command: str, tmp_path: Path
     process = subprocess.Popen(
         [command, "soak", "--for", "5m", "-j", "1", "--json", "r.json"],
         cwd=tmp_path,
-        env=environment(),
+        env=plain_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
