@@ -43,7 +43,7 @@ class Search:
         self._cancelled = Cancel()
         self._running: dict[Future[Slice], int] = {}
         self._partial: dict[int, Soaked] = {}  # the last that was heard of the searches under way
-        self._raw: dict[int, Path] = {}  # counterexamples that are not made shorter yet
+        self._raw: dict[int, tuple[LawBroken, Path | None]] = {}  # not made shorter yet
 
     def run(self, workers: Pool, seconds: float) -> None:
         """Search for so many seconds, until a law breaks, or until someone ends it."""
@@ -61,6 +61,8 @@ class Search:
             self.report.seconds = time.monotonic() - started
             for one in self._partial.values():
                 self._add(one)
+            for broken, path in self._raw.values():  # found all the same
+                self._found(Slice(Soaked(broken=broken)), path)
 
     def show(self) -> None:
         """The end, for a person: what was found, how far it came, what it did not reach."""
@@ -70,14 +72,14 @@ class Search:
             say(report.story, markup=False, soft_wrap=True)
             if report.trace:
                 say(f"\nThe trace: {escape(report.trace)}; tinyllm replay runs it again.", soft_wrap=True)
-            for path in self._raw.values():
-                say(f"Another, not made shorter: {escape(str(path))}", soft_wrap=True)
+            for _, path in self._raw.values():
+                say(f"Not made shorter: {escape(str(path))}", soft_wrap=True)
         say()
         if report.programs:
             say(picture([report], self.console.width))
             say()
         verdict = "[bold red]FAIL[/bold red]" if report.story else "[bold green]PASS[/bold green]"
-        ended = {INTERRUPTED: ", ended by Ctrl-C", PASS: "", WEAK: ""}.get(report.code, ", ended early")
+        ended = "" if report.code in {PASS, WEAK} else ", ended early"
         say(f"{verdict}  {_counts(report)}{ended}  [dim](seed {report.seed}, shard {report.shard})[/dim]")
 
     def _place(self, workers: Pool) -> str:
@@ -147,15 +149,15 @@ class Search:
         """Called in other threads, as the search goes on."""
         if isinstance(event, Soaked):
             self._partial[number] = event
-        elif path := self._written(lambda: traces.keep(self._folder, event, whole=False)):
-            self._raw[number] = path
+        else:
+            self._raw[number] = event, self._written(lambda: traces.keep(self._folder, event, whole=False))
 
     def _keep(self, number: int, one: Slice) -> Path | None:
         broken = one.soaked.broken
         if broken is None:
             return self._written(lambda: traces.keep_last(self._folder, one.program, one.died))
         path = self._written(lambda: traces.keep(self._folder, broken))
-        raw = self._raw.pop(number, None)
+        _, raw = self._raw.pop(number, (None, None))
         if raw and path and raw != path:
             raw.unlink(missing_ok=True)
         return path or raw
