@@ -76,6 +76,7 @@ def away(expected: Versions, luggage: Luggage, unit: bytes) -> Any:
                 stdin=subprocess.PIPE,  # it never says anything: when it closes, we are gone
                 stdout=file,
                 stderr=subprocess.STDOUT,
+                env={**os.environ, "TMPDIR": folder},
                 start_new_session=True,
             )
             try:

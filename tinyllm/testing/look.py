@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tinyllm.testing.laws import JUNK, JUNK_BLOCK, Bits, LawBroken, View
+from tinyllm.testing.laws import JUNK, JUNK_BLOCK, LawBroken, Seen, View
 from tinyllm.testing.oracle import Oracle
 from tinyllm.testing.watch import watched
 
@@ -140,7 +140,7 @@ def _table(cache: Any, seq: int, oracle: Oracle, answers: list[Answer]) -> list[
     if not isinstance(table, np.ndarray) or table.dtype != INT32 or table.ndim != 1:
         raise LawBroken(1, "table", f"block_table({seq}) is a one-dimensional int32 array", shown(table))
     ids: list[int] = table.tolist()
-    low, high = min(ids, default=0), max(ids, default=0)
+    low, high = (min(ids), max(ids)) if ids else (0, 0)
     if low <= JUNK_BLOCK:
         raise LawBroken(12, "table", f"block_table({seq}) is a copy", OVERWRITTEN)
     if low < 0 or high >= num_blocks:
@@ -150,7 +150,7 @@ def _table(cache: Any, seq: int, oracle: Oracle, answers: list[Answer]) -> list[
     return ids
 
 
-def _gather(cache: Any, seq: int, layer: int, answers: list[Answer]) -> tuple[Bits, Bits]:
+def _gather(cache: Any, seq: int, layer: int, answers: list[Answer]) -> tuple[Seen, Seen]:
     pair = _ask(cache, "gather", "gather", seq, layer)
     call = f"gather({seq}, {layer})"
     if not isinstance(pair, tuple) or len(pair) != 2:
@@ -160,7 +160,7 @@ def _gather(cache: Any, seq: int, layer: int, answers: list[Answer]) -> tuple[Bi
     _check_kind(v, call)
     left_k, left_v = image(k), image(v)
     answers += (Answer(call, k, left_k), Answer(call, v, left_v))
-    return Bits(left_k[1], left_k[3]), Bits(left_v[1], left_v[3])
+    return left_k[:2], left_v[:2]
 
 
 def _check_kind(array: Any, call: str) -> None:
@@ -202,7 +202,7 @@ def shown(answer: Any) -> str:
 def image(given: Any) -> Any:
     """All of an array, a nested list or a dict that can be changed in place, to be compared."""
     if type(given) is np.ndarray:
-        return given.dtype, given.shape, given.flags.writeable, given.tobytes()
+        return given.shape, given.tobytes(), given.dtype, given.flags.writeable
     if isinstance(given, np.ndarray):
         return image(np.asarray(given))  # a subclass may answer as it likes
     if isinstance(given, dict) and PLAIN.issuperset(map(type, given.values())):
