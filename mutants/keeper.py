@@ -56,7 +56,8 @@ def make(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+    streams = sys.stdout, sys.stderr
+    for number, stream in enumerate(streams, 1):
         stream.flush()
         os.dup2(sink, number)
     output.close()
@@ -70,8 +71,9 @@ def make(
         message = ("error", traceback.format_exc())
     if os.getpid() != own:
         os._exit(1)  # a test forked, and this is the copy: it has no say
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in streams:
+        with contextlib.suppress(OSError, ValueError):  # it may have been closed
+            stream.flush()
     pipe.send(message)
     while True:  # we are ended from outside: nothing that runs at exit can change the verdict
         time.sleep(3600)

@@ -41,13 +41,14 @@ def temporary() -> Iterator[Path]:
 def limited(
     command: str, tmp_path: Path, temporary: Path, environment: Callable[..., dict[str, str]]
 ) -> Limited:
-    """Runs `tinyllm` where no file can have more bytes than that."""
+    """Runs `tinyllm` where no file can have more bytes than that; nor could one with what is covered."""
 
     def run(limit: int, *arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
+        kept = environment(TMPDIR=str(temporary), **env)
         return subprocess.run(
             [sys.executable, "-c", LIMITED, str(limit), command, *map(str, arguments)],
             cwd=tmp_path,
-            env=environment(TMPDIR=str(temporary), **env),
+            env={name: value for name, value in kept.items() if not name.startswith("COV")},
             capture_output=True,
             text=True,
             timeout=300,

@@ -208,3 +208,24 @@ def test_the_folder_of_the_fork_server(
     address = str(path / "listener")
     server.sweep(here, SimpleNamespace(_forkserver_address=address, _forkserver_pid=started))
     assert path.exists() is left
+
+
+@linux
+def test_the_call_ends_with_its_keeper(tmp_path: Path) -> None:
+    """Also if there is no caller any more, to end it."""
+    (pipe, pipe_there), (output, output_there), (caller_there, caller) = (Pipe(duplex=False) for _ in "123")
+    theirs = [pipe_there, output_there, caller_there]
+    numbers = [one.fileno() for one in theirs]
+    arguments = [sys.executable, "-c", FAR, "waits", str(tmp_path), *map(str, numbers)]
+    with subprocess.Popen(arguments, pass_fds=numbers) as far:
+        for one in theirs:
+            one.close()
+        _, made = pipe.recv()
+        assert pipe.recv() == ("event", "a")
+        far.kill()
+    until = time.monotonic() + 60
+    while Path(f"/proc/{made}").exists():
+        assert time.monotonic() < until, "it is left"
+        time.sleep(0.01)
+    caller.close()
+    output.close()

@@ -13,13 +13,18 @@ EXTRAS = {
 }
 """What the command cannot do without, and `tinyllm.infer` can; and which extra brings it."""
 
+ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+"""What asks the command to end."""
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit with its code; `arguments` are those of the command line by default."""
     streams.prepare()
-    for name in ("SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)
-        if number and signal.getsignal(number) == signal.SIG_DFL:  # `nohup` has it ignored
+    for number in ENDING:
+        if signal.getsignal(number) in {
+            signal.SIG_DFL,
+            signal.default_int_handler,
+        }:  # `nohup` has one ignored
             signal.signal(number, _leave)
     with streams.errors_told():
         _run(arguments)
@@ -53,4 +58,9 @@ def need(*modules: str) -> None:
 
 
 def _leave(number: int, _: object) -> None:
-    sys.exit(128 + number)  # not at once: processes and temporary files are cleared away on the way out
+    """Not at once: processes and temporary files are cleared away on the way out, uninterrupted."""
+    for one in ENDING:
+        signal.signal(one, signal.SIG_IGN)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    sys.exit(128 + number)
