@@ -1,42 +1,66 @@
 """Call a function in a process of its own, and be sure that it ends, with all that it started.
 
 Processes come from a fork server that has imported what takes long (a fresh interpreter where there is no
-fork). Each leads a process group of its own and keeps a pipe to its parent: when the time is up, when the
-call is cancelled, or when the parent is gone, the whole group is killed.
+fork). Whatever happens, `keeper.py` ends each with all that it started. What it prints comes through a pipe,
+of which the end is kept: it takes no room on a disk, however much it is.
 """
 
-import atexit
 import contextlib
-import gc
 import multiprocessing
 import os
-import shutil
 import signal
-import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
+from mutants.keeper import make
+
 PRELOAD = [
     *("numpy", "numpy.testing", "numpy.typing"),
-    *("hypothesis", "hypothesis.stateful", "_hypothesis_pytestplugin"),
-    *("pytest", "xdist.plugin", "xdist.looponfail", "asyncio", "pdb", "unittest"),
-    *("mutants.handover", "mutants.recorder", "mutants.worker"),
+    *("hypothesis", "hypothesis.stateful"),
+    *("pytest", "xdist.plugin", "xdist.looponfail", "asyncio", "ctypes", "pdb", "unittest"),
+    *("mutants.handover", "mutants.recorder", "mutants.server", "mutants.worker"),
 ]
 """Imported once, in the fork server; never a module that a bug may be planted in, nor `numpy.random`, which
-draws its state when it is imported: all runs would draw alike, and a flaky suite would not show."""
+draws its state when it is imported: all runs would draw alike, and a flaky suite would not show; nor
+Hypothesis' plugin for pytest, after which it takes everything for the loading of tests, and warns."""
 TAIL = 20_000  # bytes of output that are kept
+CHUNK = 1 << 16  # bytes of output that are read at once: what a pipe holds
+LAST = 32  # chunks read after the end: a process that escaped may print for ever
 LONGEST = 70  # bytes of a temporary folder's name: a socket's name may have 103, and 32 are added
 POLL = 0.1  # seconds between two looks at `cancelled`
+PATIENCE = 10.0  # seconds in which a keeper that is well has killed everything
 Send = Callable[[Any], None]
+
+
+class Cancel(threading.Event):
+    """Ends calls in this process; sent to another, it is one that is never set there."""
+
+    def __reduce__(self) -> tuple[type["Cancel"], tuple[()]]:
+        return Cancel, ()
+
+
+class Here:
+    """A listener in this process; sent to another, it hears nothing."""
+
+    def __init__(self, listener: Send | None = None) -> None:
+        self._listener = listener
+
+    def __call__(self, event: Any) -> None:
+        """Hear an event."""
+        if self._listener:
+            self._listener(event)
+
+    def __reduce__(self) -> tuple[type["Here"], tuple[()]]:
+        return Here, ()
+
 
 _starting = threading.Lock()  # multiprocessing starts a process and cleans up others in no thread-safe way
 
@@ -73,48 +97,50 @@ def call(
     `timeout` is in seconds; each event starts it anew. The process has an empty temporary folder, which is
     also where Hypothesis keeps its examples; the folder goes when the call ends. Function, arguments and
     value are pickled.
+
+    Raises:
+        OSError: there can be no folder, or no process.
     """
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tinyllm-", ignore_cleanup_errors=True) as folder:
         _share_constants(Path(folder, "hypothesis"))
-        parent, child = context().Pipe()
-        process = context().Process(target=_child, args=(child, folder, function, args), daemon=False)
+        # Each is for one direction: who holds an end too long would hide that the other side is gone.
+        (pipe, there), (output, output_there), (caller_there, caller) = (
+            multiprocessing.Pipe(duplex=False) for _ in range(3)
+        )
+        theirs = there, output_there, caller_there
+        process = context().Process(target=make, args=(*theirs, folder, function, args), daemon=False)
         with _starting, _ctrl_c_waits():
             process.start()
-        child.close()
+        for end in theirs:
+            end.close()
+        far = _Far(output)
         how, value = "cancelled", None
         try:
             how, value = _listen(
-                parent, process, timeout, cancelled or threading.Event(), on_event or _ignore
+                pipe, far, process, timeout, cancelled or threading.Event(), on_event or _ignore
             )
         finally:
-            _end(process)
-            parent.close()
-        output = _tail(Path(folder, "output"))
-    return Ended(how, value, output, time.monotonic() - started)
+            _end(process, caller, far.group)
+            pipe.close()
+    return Ended(how, value, far.close(), time.monotonic() - started)
 
 
 def _ignore(_: Any) -> None:
     pass
 
 
-@lru_cache(1)
-def _constants() -> str:
-    """A folder that goes when this process ends."""
-    folder = tempfile.mkdtemp(prefix="tinyllm-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
 def _share_constants(storage: Path) -> None:
     """Let all runs share the constants that Hypothesis reads in source files, and nothing that it finds.
 
     It looks them up by a digest of the file. To parse every file that tests import takes as long as all else
-    before the first test.
+    before the first test. They are where the fork server's socket is, and go with it.
     """
     storage.mkdir()
     with _starting, contextlib.suppress(OSError):  # there may be no links here
-        Path(storage, "constants").symlink_to(_constants(), target_is_directory=True)
+        shared = Path(get_temp_dir(), "constants")
+        shared.mkdir(exist_ok=True)
+        Path(storage, "constants").symlink_to(shared, target_is_directory=True)
 
 
 @contextlib.contextmanager
@@ -131,14 +157,49 @@ def _ctrl_c_waits() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+class _Far:
+    """What is known of the far side: the process group that makes the call, the end of what it prints."""
+
+    def __init__(self, output: Connection) -> None:
+        self.group, self.output, self.kept = 0, output, b""
+        with contextlib.suppress(AttributeError, OSError):
+            os.set_blocking(output.fileno(), False)
+
+    def read(self) -> bool:
+        """Take in what is there; whether something was."""
+        try:
+            more = os.read(self.output.fileno(), CHUNK)
+        except OSError:  # nothing is there now
+            return False
+        self.kept = (self.kept + more)[-TAIL:]
+        return bool(more)
+
+    def close(self) -> str:
+        """The end of all that was printed."""
+        chunks = 0
+        while chunks < LAST and self.read():
+            chunks += 1
+        self.output.close()
+        return self.kept.decode(errors="replace")
+
+
 def _listen(
-    pipe: Connection, process: Any, timeout: float, cancelled: threading.Event, on_event: Send
+    pipe: Connection,
+    far: _Far,
+    process: Any,
+    timeout: float,
+    cancelled: threading.Event,
+    on_event: Send,
 ) -> tuple[str, Any]:
     deadline = time.monotonic() + timeout
+    watched = [pipe, far.output]
     while time.monotonic() < deadline:
         if cancelled.is_set():
             return "cancelled", None
-        if not pipe.poll(POLL):
+        ready = wait(watched, POLL)
+        if far.output in ready and not far.read():
+            watched.remove(far.output)  # it was closed
+        if pipe not in ready:
             with _starting:
                 alive = process.is_alive()
             if not alive and not pipe.poll():  # what it started may keep its end of the pipe open
@@ -150,6 +211,9 @@ def _listen(
             return "died", None
         except Exception as error:
             return "error", f"what the process sent cannot be read: {error}"
+        if kind == "group":
+            far.group = value
+            continue
         if kind != "event":
             return kind, value
         on_event(value)
@@ -157,54 +221,12 @@ def _listen(
     return "timeout", None
 
 
-def _end(process: Any) -> None:
-    """Kill the process and every process it started, even when it is through: what is left would linger."""
-    if hasattr(os, "killpg"):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    process.kill()
+def _end(process: Any, caller: Connection, group: int) -> None:
+    """Have the keeper kill everything, even when the call is through: what is left would linger."""
+    caller.close()
+    process.join(PATIENCE)
+    process.kill()  # does nothing to one that has ended
     process.join()
-
-
-def _tail(path: Path) -> str:
-    if not path.exists():
-        return ""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - TAIL))
-        return file.read().decode(errors="replace")
-
-
-def _child(pipe: Connection, folder: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    if hasattr(os, "setsid"):
-        os.setsid()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    output = os.open(Path(folder, "output"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
-        stream.flush()
-        os.dup2(output, number)
-    os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(Path(folder, "hypothesis"))
-    os.environ["TMPDIR"] = tempfile.tempdir = folder
-    threading.Thread(target=_die_with_parent, args=(pipe, folder), daemon=True).start()
-    gc.freeze()  # what the fork server has imported: pytest collects garbage several times, and never that
-    own = os.getpid()
-    try:
-        message = ("done", function(lambda event: pipe.send(("event", event)), *args))
-    except BaseException:
-        message = ("error", traceback.format_exc())
-    if os.getpid() != own:
-        os._exit(1)  # a test forked, and this is the copy: it has no say
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pipe.send(message)
-    threading.Event().wait()  # the parent ends us: nothing that runs at exit can change the verdict
-
-
-def _die_with_parent(pipe: Connection, folder: str) -> None:
-    with contextlib.suppress(OSError, EOFError):
-        pipe.recv()  # the parent never speaks: this returns when it is gone
-    shutil.rmtree(folder, ignore_errors=True)
-    if hasattr(os, "killpg"):
-        os.killpg(0, signal.SIGKILL)
-    os._exit(1)
+    if process.exitcode and group:  # the keeper was killed, and so has not done its work
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)

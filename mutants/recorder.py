@@ -10,7 +10,7 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.internal.conjecture.engine import ConjectureRunner
 
-from mutants.worker import NO_KILL, Failure, Outcome
+from mutants.worker import FULL, NO_KILL, Failure, Outcome
 
 
 class Recorder:
@@ -128,6 +128,8 @@ def _excused(error: BaseException) -> bool:
 
 
 def _named(error: BaseException) -> bool:
+    if isinstance(error, OSError) and error.errno in FULL:
+        return True
     return any(cls.__name__ in NO_KILL for cls in type(error).__mro__)
 
 

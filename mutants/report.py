@@ -1,5 +1,6 @@
 """A grade for machines: a mutation-testing-report (Stryker's schema, version 2), and a matrix as CSV."""
 
+import contextlib
 import csv
 import io
 import json
@@ -120,23 +121,50 @@ def badge(label: str, message: str, code: int) -> dict[str, Any]:
 
 
 def write(path: Path, content: str | dict[str, Any]) -> None:
-    """Write a report, whole or not at all: aside first, then renamed. Raises OSError."""
+    """Write a report, whole or not at all: aside first, then renamed. Raises OSError, naming the path."""
     text = content if isinstance(content, str) else json.dumps(content, indent=2) + "\n"
+    try:
+        _write(path, _encode(text))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def _write(path: Path, data: bytes) -> None:
     if path.exists() and not path.is_file():  # a device or a pipe, not to be replaced by a file
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(data)
         return
     path = path.resolve()
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
-    ) as file:
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".tinyllm-", delete=False) as file:
         try:
-            file.write(text)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # the name must not outlive a power failure that the contents do not
             file.close()
             Path(file.name).chmod(0o666 & ~_umask())
             Path(file.name).replace(path)
         except BaseException:
+            with contextlib.suppress(OSError):
+                file.close()  # which tries to write what is left
             Path(file.name).unlink(missing_ok=True)
             raise
+
+
+def append(path: Path, text: str) -> None:
+    """Write at the end of a file that may be there, whole or not at all. Raises OSError."""
+    with path.open("ab", buffering=0) as file:
+        before, rest = path.stat().st_size, memoryview(_encode(text))
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            if path.is_file():
+                file.truncate(before)
+            raise
+
+
+def _encode(text: str) -> bytes:
+    """As UTF-8; half a character, as in the name of a file that is not UTF-8, is written as its number."""
+    return text.encode("utf-8", "backslashreplace")
 
 
 def _umask() -> int:

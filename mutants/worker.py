@@ -1,5 +1,6 @@
 """One run of a test suite on one text of the module: the unit of work, called in a process of its own."""
 
+import errno
 import os
 import sys
 import time
@@ -12,6 +13,8 @@ from mutants.process import Send
 
 NO_KILL = frozenset({"DeadlineExceeded", "FailedHealthCheck", "Flaky"})
 """Errors by which Hypothesis says something of the machine or of the test, not of the module."""
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""By which the system does: the disk is full."""
 
 
 class Stopped(Exception):  # noqa: N818 - it is no error of ours
@@ -72,14 +75,18 @@ def run(send: Send, job: Job) -> Outcome:
 
     folder = Path(os.environ["TMPDIR"])
     set_hypothesis_home_dir(os.environ["HYPOTHESIS_STORAGE_DIRECTORY"])
-    handover.offer(job.target, folder)
+    try:
+        handover.offer(job.target, folder)
+    except OSError as error:
+        return Outcome(broken=f"{folder} cannot be written: {error.strerror}")
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     sys.dont_write_bytecode = True
     sys.path.append(str(Path.cwd()))
     recorder = Recorder(job.keep_going)
     hurry(recorder)
     # Two plugins by name, since a suite may load none by itself.
-    arguments = ["-p", "hypothesispytest", "-p", "tinyllm", "--assert=plain"]
+    # Nothing is captured: pytest would keep on disk, whole, what `call` keeps the end of.
+    arguments = ["-p", "hypothesispytest", "-p", "tinyllm", "--assert=plain", "--capture=no"]
     arguments += [f"--hypothesis-seed={job.seed}", f"--basetemp={folder / 'pytest'}"]
     arguments += ["-o", f"cache_dir={folder / 'cache'}", "--color=no", "--tb=short", *job.options, *job.tests]
     started = time.monotonic()

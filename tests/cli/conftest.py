@@ -27,10 +27,16 @@ def command() -> str:
     return str(Path(sysconfig.get_path("scripts"), "tinyllm"))
 
 
-def environment(**more: str) -> dict[str, str]:
+def plain_environment(**more: str) -> dict[str, str]:
     """The environment without what pytest, CI or the terminal put there."""
     ours = ("PYTEST_", "CI", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TERM", "GITHUB_ACTIONS")
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | more
+
+
+@pytest.fixture
+def environment() -> Callable[..., dict[str, str]]:
+    """The environment without what pytest, CI or the terminal put there, and with more."""
+    return plain_environment
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +54,7 @@ def tinyllm(command: str, tmp_path: Path) -> Callable[..., subprocess.CompletedP
         return subprocess.run(
             [command, *map(str, arguments)],
             cwd=tmp_path,
-            env=environment(**env),
+            env=plain_environment(**env),
             capture_output=True,
             text=True,
             timeout=300,
@@ -68,7 +74,7 @@ def on_terminal(command: str, tmp_path: Path) -> Callable[..., tuple[int, str]]:
         process = subprocess.Popen(
             [command, *map(str, arguments)],
             cwd=tmp_path,
-            env=environment(**{"TERM": "xterm-256color", **env}),
+            env=plain_environment(**{"TERM": "xterm-256color", **env}),
             stdin=terminal,
             stdout=terminal,
             stderr=terminal,

@@ -35,6 +35,14 @@ NEVER_A_BASELINE = {
     "dies, and a copy of it lives on": (
         "import os, time\ndef test():\n    if os.fork() == 0: time.sleep(300)\n    os._exit(0)",
         BASELINE, "without notice"),
+    "closes all files": (
+        "import os\ndef test(): os.closerange(0, 1000)", BASELINE, "without notice"),
+    "kills what watches it": (
+        "import os\ndef test(): os.killpg(os.getpgid(os.getppid()), 9)", BASELINE, "without notice"),
+    "stops, and all its group": (
+        "import os, signal\ndef test():\n    signal.alarm(2)\n    os.kill(0, signal.SIGTSTP)\n"
+        "    os.kill(0, signal.SIGKILL)",
+        BASELINE, "without notice"),
     "red in teardown": (
         "import pytest\n@pytest.fixture(autouse=True)\ndef f():\n    yield\n    assert False\n"
         "def test(): pass", BASELINE, "(teardown)"),
@@ -156,6 +164,22 @@ GRADED = {
         "@settings(deadline=None)\n@given(st.integers())\ndef test(n):\n"
         "    if has_s02() and not seen:\n        seen.append(n)\n        assert False",
         WEAK, "survived", "the score is 0%"),
+    "only the disk is full": (
+        "PRELUDE\nimport errno, os\ndef test():\n"
+        "    if has_s02(): raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))",
+        WEAK, "survived", "the score is 0%"),
+    "manners": (
+        "PRELUDE\nimport os, resource as r, shutil, signal, sys, tempfile\n"
+        "for name in ('INT', 'TERM', 'HUP', 'CHLD', 'PIPE'):\n"
+        "    signal.signal(getattr(signal, f'SIG{name}'), signal.SIG_IGN)\n"
+        "sys.stdout = sys.stderr = None\n"
+        "def test():\n    shutil.rmtree(tempfile.gettempdir())\n"
+        "    os.chdir(tempfile.mkdtemp(dir='/tmp'))\n    os.rmdir(os.getcwd())\n    os.umask(0o777)\n"
+        "    os.environ.clear()\n"
+        "    for one in (r.RLIMIT_NOFILE, r.RLIMIT_FSIZE, r.RLIMIT_NPROC): r.setrlimit(one, (0, 0))\n"
+        "    os.nice(19)\n    assert not has_s02()", PASS, "killed", ""),
+    "a file is not there": (
+        "PRELUDE\ndef test(): has_s02() and open('/nowhere/to/be/found')", PASS, "killed", ""),
     "exits": (
         "PRELUDE\nimport os\ndef test(): has_s02() and os._exit(0)", INVALID, "invalid", ""),
     "calls pytest.exit": (

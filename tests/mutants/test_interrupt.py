@@ -1,5 +1,6 @@
-"""Whatever ends `tinyllm grade` early ends all it started, and nothing is left behind."""
+"""Whatever ends `tinyllm` early ends all it started, and nothing is left behind."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,7 +17,8 @@ import os, subprocess, sys, tempfile, time
 import tinyllm.infer.paged
 
 def test_slow():
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    sleep = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    child = subprocess.Popen(sleep, start_new_session=True)
     with open("TMP/pids", "a") as file:
         print(os.getpid(), child.pid, file=file)
     with open(os.path.join(tempfile.gettempdir(), "litter"), "w") as file:
@@ -80,7 +82,6 @@ def test_nothing_is_left(
     to_group: bool,
     code: int,
 ) -> None:
-    """SIGKILL alone leaves an empty folder or two: nobody is there to take them away."""
     path, pids = suite(SUITE), tmp_path / "pids"
     process = subprocess.Popen(
         [command, "grade", str(path), "--bug", "s02", "-j", "2"],
@@ -99,10 +100,69 @@ def test_nothing_is_left(
     for pid in map(int, pids.read_text(encoding="utf-8").split()):
         wait_for(lambda pid=pid: gone(pid), f"process {pid} is left")  # type: ignore[misc]
     wait_for(lambda: group_is_gone(process.pid), "the fork server is left")
-    if number == signal.SIGKILL:
-        wait_for(lambda: not list(temporary.rglob("litter")), "the runs took their folders away")
-    else:
-        assert list(temporary.iterdir()) == []
+    if number == signal.SIGKILL:  # then others take away what is left
+        wait_for(lambda: not list(temporary.iterdir()), "a folder is left")
+    assert list(temporary.iterdir()) == []
+
+
+IMPL = """
+import subprocess, sys, time
+sleep = [sys.executable, "-c", "import time; time.sleep(1000)"]
+subprocess.Popen(sleep, start_new_session=True)
+subprocess.Popen(sleep)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "number", "times", "code"),
+    [
+        ("grade tests", signal.SIGINT, 5, 130),
+        ("check paged.py", signal.SIGINT, 5, 130),
+        ("check paged.py", signal.SIGKILL, 1, -9),
+        ("power --trials 50 --profile deep", signal.SIGTERM, 5, 143),
+        ("power --trials 50 --profile deep", signal.SIGKILL, 1, -9),
+    ],
+)
+def test_nothing_is_left_by_any_command(
+    command: str,
+    suite: Callable[..., Path],
+    tmp_path: Path,
+    temporary: Path,
+    line: str,
+    number: signal.Signals,
+    times: int,
+    code: int,
+) -> None:
+    """Also when one is impatient."""
+    suite({"paged.py": IMPL, "tests/test_it.py": SUITE})
+    process = subprocess.Popen(
+        [command, *line.split()],
+        cwd=tmp_path / "suite",
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    )
+    wait_for(lambda: process.poll() is not None or len(users(temporary)) > 4, "it works")
+    for _ in range(times):
+        os.kill(process.pid, number)
+        time.sleep(0.02)
+    _, err = process.communicate(timeout=120)
+    assert (process.returncode, err.strip()) == (code, "")
+    wait_for(lambda: not users(temporary), "a process is left")
+    wait_for(lambda: not list(temporary.iterdir()), "a folder is left")
+
+
+def users(folder: Path) -> list[str]:
+    """The processes that were told to use a temporary folder, themselves or by who started them."""
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if os.fsencode(folder) in environ.read_bytes():
+                found.append(environ.parent.name)
+    return found
 
 
 @pytest.mark.parametrize("delay", [0.05, 0.3, 0.6, 0.9, 1.3])

@@ -1,11 +1,9 @@
 """A call in a process of its own ends, whatever it does, with all that it started."""
 
 import importlib
-import json
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -176,7 +174,7 @@ def test_without_fork_there_are_fresh_interpreters(functions: Any, monkeypatch: 
 
 def test_without_signals_and_groups_it_works_too(functions: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on Windows."""
-    monkeypatch.delattr(os, "killpg")
+    monkeypatch.delattr(os, "set_blocking")
     monkeypatch.delattr(signal, "pthread_sigmask")
     assert call(functions.adds, 1, 2, timeout=60).value == 3
 
@@ -194,62 +192,6 @@ def answers(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-CHILD = """
-import json, os, signal, sys, threading
-from multiprocessing import Pipe
-from pathlib import Path
-from mutants import process
-
-folder, report, way = sys.argv[1:]
-killed = []
-if way == "windows":
-    del os.killpg, os.setsid, signal.pthread_sigmask
-else:
-    os.killpg = lambda *group: killed.append(group)  # or it would be this one, and nothing measured
-parent, child = Pipe()
-
-def act(send, a):
-    print("printed")
-    send(a)
-    if way == "forks" and os.fork() == 0:
-        return "the copy"
-    if way == "forks":
-        os.wait()
-    if way == "fails":
-        raise SystemExit(a)
-    return a
-
-def listen():
-    heard = [parent.recv(), parent.recv()]
-    heard.append(Path(folder, "output").read_text())
-    Path(report).write_text(json.dumps(heard))
-    parent.close()  # as if the parent were gone
-
-threading.Thread(target=listen).start()
-process._child(child, folder, act, ("a",))
-"""
-
-
-@pytest.mark.parametrize("way", ["plain", "fails", "windows", "forks"])
-def test_the_child_from_within(tmp_path: Path, way: str) -> None:
-    """The code of the child, in a process that is allowed to end by itself."""
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    (folder / "litter").touch()
-    arguments = [sys.executable, "-c", CHILD, str(folder), str(tmp_path / "report"), way]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
-    event, message, output = json.loads((tmp_path / "report").read_text(encoding="utf-8"))
-    assert event == ["event", "a"]
-    assert set(output.split()) == {"printed"}
-    if way == "fails":
-        assert message[0] == "error"
-        assert message[1].endswith("SystemExit: a\n")
-    else:
-        assert message == ["done", "a"]
-    assert not folder.exists(), "it goes with the parent"
 
 
 def test_many_at_once(functions: Any) -> None:

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import resource
 import stat
 from pathlib import Path
 from typing import Any
@@ -133,23 +134,48 @@ def test_a_report_takes_the_old_ones_place(tmp_path: Path, content: Any, text: s
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
 
 
-@pytest.mark.parametrize("at", ["write", "replace"])
-def test_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+@pytest.mark.parametrize(("where", "at"), [(os, "fsync"), (Path, "chmod"), (Path, "replace")])
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=repr)
+def test_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: Any, at: str, error: BaseException
+) -> None:
+    """`fsync` is the last to fail for what is written; test_hostile_disk.py has limits that are real."""
     path = tmp_path / "report"
     path.write_text("old", encoding="utf-8")
 
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+    def fail(*_: object) -> None:
+        raise error
 
-    content: Any = "new"
-    if at == "replace":
-        monkeypatch.setattr(Path, "replace", full)
-    else:
-        content = "\ud800"  # half a character cannot be written
-    with pytest.raises((OSError, UnicodeError)):
-        report.write(path, content)
+    monkeypatch.setattr(where, at, fail)
+    with pytest.raises(type(error)) as raised:
+        report.write(path, "new")
+    if isinstance(raised.value, OSError):
+        assert raised.value.filename == str(path)
     assert path.read_text(encoding="utf-8") == "old"
     assert [one.name for one in tmp_path.iterdir()] == ["report"]
+
+
+def test_half_a_character_is_written_as_its_number(tmp_path: Path) -> None:
+    """Such as Python makes of a byte in a file's name that is not UTF-8."""
+    report.write(tmp_path / "report", "a\udcffb")
+    assert (tmp_path / "report").read_bytes() == rb"a\udcffb"
+
+
+def test_an_appended_text_is_whole_or_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "summary"
+    report.append(path, "one\n")
+    report.append(path, "two\n")
+    assert path.read_text(encoding="utf-8") == "one\ntwo\n"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            report.append(path, "x" * 100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.read_text(encoding="utf-8") == "one\ntwo\n"
+    with pytest.raises(OSError, match="No space left"):
+        report.append(Path("/dev/full"), "x")
 
 
 def test_through_a_link_and_into_a_device(tmp_path: Path) -> None:

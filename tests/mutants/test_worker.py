@@ -73,6 +73,17 @@ def test_no_kill(work: Worked) -> None:
     assert found["seconds"] > 0
 
 
+def test_the_disk_is_full(work: Worked) -> None:
+    """It says nothing of the module: not what fails because of it, and not a run that cannot begin."""
+    found = work("import errno\ndef test(): raise OSError(errno.ENOSPC, 'full')\n")
+    assert ([one["message"] for one in found["excused"]], found["kills"]) == (
+        ["OSError: [Errno 28] full"],
+        [],
+    )
+    found = work(KILLER, TMPDIR="/proc/nowhere")
+    assert found["broken"] == "/proc/nowhere cannot be written: No such file or directory"
+
+
 def test_no_test(work: Worked) -> None:
     found = work("x = 1")
     assert (found["tests"], found["kills"], found["broken"], found["imported"]) == (0, [], "", "nothing")

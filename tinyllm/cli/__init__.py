@@ -4,19 +4,33 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from tinyllm.cli import streams
+
 EXTRAS = {
     **dict.fromkeys(("hypothesis", "jinja2", "pytest", "rich", "typer"), "check"),
     **dict.fromkeys(("gguf", "platformdirs", "tokenizers"), "model"),
+    "distributed": "cluster",
 }
 """What the command cannot do without, and `tinyllm.infer` can; and which extra brings it."""
+
+ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+"""What asks the command to end."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit with its code; `arguments` are those of the command line by default."""
-    for name in ("SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)
-        if number and signal.getsignal(number) == signal.SIG_DFL:  # `nohup` has it ignored
+    streams.prepare()
+    for number in ENDING:
+        if signal.getsignal(number) in {
+            signal.SIG_DFL,
+            signal.default_int_handler,
+        }:  # `nohup` has one ignored
             signal.signal(number, _leave)
+    with streams.errors_told():
+        _run(arguments)
+
+
+def _run(arguments: Sequence[str] | None) -> None:
     try:
         from tinyllm.cli.app import app  # noqa: PLC0415 - the extra may be missing, and then has to be named
 
@@ -44,4 +58,9 @@ def need(*modules: str) -> None:
 
 
 def _leave(number: int, _: object) -> None:
-    sys.exit(128 + number)  # not at once: processes and temporary files are cleared away on the way out
+    """Not at once: processes and temporary files are cleared away on the way out, uninterrupted."""
+    for one in ENDING:
+        signal.signal(one, signal.SIG_IGN)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    sys.exit(128 + number)

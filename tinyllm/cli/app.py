@@ -1,5 +1,6 @@
 """The commands, and those of them that are a few lines long. Heavy imports wait until a command runs."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,9 +14,11 @@ from tinyllm.cli.check import check
 from tinyllm.cli.generate import generate
 from tinyllm.cli.grade import grade
 from tinyllm.cli.power import power
+from tinyllm.cli.reach import reach
 from tinyllm.cli.replay import replay
 from tinyllm.cli.screen import fail, show_diff, terminal
 from tinyllm.cli.show import show
+from tinyllm.cli.soak import soak
 
 USAGE = 2
 
@@ -27,11 +30,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes of check and grade: 0 pass; 1 a law is broken, or the tests are too weak; 2 nothing "
-    "there, or not importable; 3 the clean tests fail or are flaky; 4 a bug is invalid; 5 timeouts decide.",
+    "there, or not importable; 3 the clean tests fail or are flaky; 4 a bug is invalid; 5 timeouts decide; 6 "
+    "the cluster is lost.",
 )
 app.command()(check)
 app.command()(grade)
 app.command()(power)
+app.command()(soak)
+app.command()(reach)
 app.command()(replay)
 app.command()(show)
 app.command()(generate)
@@ -47,7 +53,8 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def tinyllm(
-    version: Annotated[
+    context: typer.Context,
+    version: Annotated[  # noqa: ARG001 - its callback has seen to it
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
@@ -56,6 +63,8 @@ def tinyllm(
     New here? `tinyllm start` writes a stub of your own cache, `tinyllm tests` lists
     what it has to do, `tinyllm check paged.py` says how far you are.
     """
+    if sys.flags.optimize and context.invoked_subcommand in {"check", "grade"}:
+        fail(USAGE, "Python ignores assertions here (-O, PYTHONOPTIMIZE), by which tests say what is wrong")
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """`tinyllm check`: hold a cache to the laws, then grade the tests. The exit code is the verdict."""
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +12,7 @@ from rich.status import Status
 
 from tinyllm.cli import need, stages
 from tinyllm.cli.gate import Badge, Gate, Junit, check_writable, write
-from tinyllm.cli.grade import Html, Jobs, Reveal, Seed, choose, cores, run_grader, write_page
+from tinyllm.cli.grade import Html, Jobs, Reveal, Seed, choose, run_grader, suite_pool, write_page
 from tinyllm.cli.hold import Held, Programs, Progress, as_json, hold
 from tinyllm.cli.screen import fail, show, terminal
 
@@ -83,13 +84,14 @@ def check(
     else:
         console.print("\nStep 2, grading the tests, waits until step 1 passes.")
     report["exitCode"] = code
-    if json:
-        write(json, report)
-    if html and grade:
-        write_page(console, html, grade, context)
-    elif html:
-        console.print("\nThere is no grade, and so no page.")
-    gate.publish(code)
+    with contextlib.ExitStack() as last:
+        last.callback(gate.publish, code)  # also when a report cannot be written
+        if json:
+            write(json, report)
+        if html and grade:
+            write_page(console, html, grade, context)
+        elif html:
+            console.print("\nThere is no grade, and so no page.")
     raise typer.Exit(code)
 
 
@@ -196,8 +198,9 @@ def _step_two(
         also = replace(target, path=str(path), source=path.read_text(encoding="utf-8"))
         console.print("   (they run on the reference too, and may ask for no more than the laws do)")
     options = (f"--hypothesis-profile=tinyllm-{profile}",) if tests is None else ()
-    grader = Grader((graded,), target, bugs, seed=seed, jobs=jobs or cores(), options=options, also=also)
-    result = run_grader(console, grader, gate)
+    grader = Grader((graded,), target, bugs, seed=seed, options=options, also=also)
+    with suite_pool(None, jobs, grader) as workers:
+        result = run_grader(console, grader, gate, workers)
     show(console, result, reveal=reveal)
     return result
 

@@ -1,5 +1,6 @@
 """What a command leaves for other machines: JUnit XML, a badge, and what GitHub Actions shows by itself."""
 
+import contextlib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,22 +48,28 @@ class Gate:
     def refuse(self, code: int, problem: str, detail: str = "") -> NoReturn:
         """Tell that there is no verdict, and exit."""
         self.problem, self.detail = problem, detail
-        self.publish(code)
-        fail(code, problem)
+        try:
+            self.publish(code)
+        finally:
+            fail(code, problem)
 
     def publish(self, code: int) -> None:
-        """Write the files that were asked for; under GitHub Actions the summary and the annotations."""
+        """Write the files that were asked for; under GitHub Actions the summary and the annotations.
+
+        Each is tried, whatever happens to the others; exits with a message when one cannot be written.
+        """
         from mutants import junit  # noqa: PLC0415 - heavy
 
-        if self.junit:
-            write(self.junit, junit.render(self._suites()))
-        if self.badge:
-            write(self.badge, self._badge(code))
         if os.environ.get("GITHUB_ACTIONS") == "true":
             for line in self._annotations():
                 print(line)  # noqa: T201 - as it is: no console may break it into lines
             if path := os.environ.get("GITHUB_STEP_SUMMARY"):
-                _append(Path(path), self._summary(code))
+                append(Path(path), self._summary(code))
+        with contextlib.ExitStack() as each:
+            if self.junit:
+                each.callback(write, self.junit, junit.render(self._suites()))
+            if self.badge:
+                each.callback(write, self.badge, self._badge(code))
 
     def _suites(self) -> "dict[str, list[Case]]":
         from mutants import junit  # noqa: PLC0415
@@ -150,11 +157,12 @@ def _said(held: Held) -> str:
     return f"law {held.law} is broken" if held.law else "a check fails"
 
 
-def _append(path: Path, summary: str) -> None:
+def append(path: Path, summary: str) -> None:
     """Add to the summary of the job; a file that cannot be written is told, and changes no verdict."""
+    from mutants import report  # noqa: PLC0415 - heavy
+
     try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(summary)
+        report.append(path, summary)
     except OSError as error:
         said = f"the summary of the job cannot be written: {error.strerror}"
         terminal(stderr=True).print(f"[yellow]tinyllm:[/yellow] {escape(said)}", soft_wrap=True)

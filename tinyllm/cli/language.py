@@ -95,6 +95,5 @@ def usage_errors(enough: int = 0) -> Iterator[None]:
 
 
 def show(text: str) -> None:
-    """Print what a model said as it is, except for what the terminal's encoding lacks."""
-    encoding = sys.stdout.encoding or "utf-8"
-    print(text.encode(encoding, "replace").decode(encoding), end="", flush=True)  # noqa: T201
+    """Print what a model said, as it is and at once."""
+    print(text, end="", flush=True)  # noqa: T201

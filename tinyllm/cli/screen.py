@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -13,9 +13,34 @@ if TYPE_CHECKING:
     from mutants.verdict import Grade, Result
 
 
+NARROW = 60  # columns: a table with fewer would lose words
+
+
+class Screen(Console):
+    """A console which prints a table row by row where there is no room for columns side by side."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As rich does."""
+        narrow = self.width < NARROW
+        super().print(
+            *(_records(one) if narrow and isinstance(one, Table) else one for one in objects), **options
+        )
+
+
+def _records(table: Table) -> str:
+    """The rows of a table, a line a cell, in rich's markup."""
+    lines = []
+    for name, *cells in zip(*(column.cells for column in table.columns)):
+        lines.append(str(name).replace("\n", "  "))
+        for column, cell in zip(table.columns[1:], cells):
+            if said := str(cell).replace("\n", ", "):
+                lines.append(f"  {column.header}: {said}" if column.header else f"  {said}")
+    return "\n".join(lines)
+
+
 def terminal(*, stderr: bool = False) -> Console:
     """Where to print; a pipe or a file has no width of its own, and gets one that the tables fit into."""
-    console = Console(stderr=stderr)
+    console = Screen(stderr=stderr)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 110
     return console

@@ -78,16 +78,17 @@ def show(
     except KeyboardInterrupt:
         console.print()  # the cursor stands behind a question
         raise typer.Exit(INTERRUPTED) from None
-    if svg:
-        _draw(console, svg, frames, TITLE if file is None else Path(name).name)
     if law:
         last = frames[-1]
         console.print(
             f"line {last.number} of {name} breaks law {law.law}: {short(last.line, 400)}\n", **PLAIN
         )
         console.print(str(law), **PLAIN)
-        raise typer.Exit(WEAK)
-    console.print(f"every law holds after each of {len(frames)} lines")
+    else:
+        console.print(f"every law holds after each of {len(frames)} lines")
+    if svg:
+        _draw(console, svg, frames, TITLE if file is None else Path(name).name)
+    raise typer.Exit(WEAK if law else 0)
 
 
 def _source(file: Path | None, impl: str | None, *, example: bool) -> tuple[Path | None, str]:

@@ -1,12 +1,14 @@
 """What `tinyllm start` writes: a stub of `paged.py` made from the contract, a first test, and settings."""
 
 import inspect
+import os
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
 from jinja2 import Environment
 
+from mutants import report
 from tinyllm.testing.contract import Config, PagedCache
 
 FILES = ("paged.py", "tests/test_paged.py", "pyproject.toml")
@@ -17,13 +19,9 @@ def write(folder: Path) -> Iterator[tuple[Path, bool]]:
     for name in FILES:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with path.open("x", encoding="utf-8") as file:
-                file.write(text(name))
-        except FileExistsError:
-            yield path, False
-        else:
-            yield path, True
+        if new := not os.path.lexists(path):
+            report.write(path, text(name))
+        yield path, new
 
 
 def text(name: str) -> str:

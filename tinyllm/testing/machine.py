@@ -74,7 +74,7 @@ def special(count: int) -> st.SearchStrategy[list[float]]:
 configs = st.builds(Config, st.integers(*BLOCKS), st.integers(*SIZES), st.sampled_from(LAYERS), WIDE, WIDE)
 live = st.runner().flatmap(lambda machine: one_of(tuple(sorted(machine.run.oracle.tables))))
 behind = st.runner().flatmap(lambda machine: one_of(tuple(machine.lagging())))
-unused = st.runner().flatmap(lambda m: one_of(tuple(i for i in IDS if i not in m.run.oracle.tables)))
+unused = st.runner().flatmap(lambda m: one_of(tuple(i for i in m.ids if i not in m.run.oracle.tables)))
 layers = st.runner().flatmap(lambda machine: up_to(machine.run.config.n_layers - 1))
 # Up to three blocks at once: an append that starts, fills and leaves blocks. None at all has to be refused.
 tokens = st.runner().flatmap(lambda machine: up_to(3 * machine.run.config.block_size))
@@ -89,7 +89,7 @@ def _some_live(machine: "CacheMachine") -> bool:
 
 
 def _some_unused(machine: "CacheMachine") -> bool:
-    return len(machine.run.oracle.tables) < len(IDS)
+    return len(machine.run.oracle.tables) < len(machine.ids)
 
 
 def _some_behind(machine: "CacheMachine") -> bool:
@@ -112,7 +112,9 @@ class Stopped(BaseException):
         self.broken = broken
 
 
-class _Run(Run):
+class MachineRun(Run):
+    """A run that the search leaves at once, with `Stopped`, when a call had to be stopped."""
+
     def _told(self, act: Callable[[], None]) -> None:
         try:
             super()._told(act)
@@ -126,6 +128,8 @@ class CacheMachine(RuleBasedStateMachine):
     """Random programs on one cache. Override `make_cache`; the reference is the default."""
 
     capabilities = frozenset(CAPABILITIES)
+    ids: ClassVar[range] = IDS
+    runner: ClassVar[type[MachineRun]] = MachineRun
     factory: Any = None
     """Set instead of overriding `make_cache` when a factory exists already; stories then name it."""
     tally: ClassVar[Counter[str]] = Counter()
@@ -138,7 +142,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.run = _Run(self.factory or self._made, self.broken)
+        self.run = self.runner(self.factory or self._made, self.broken)
         self._raised = sys.exc_info()[1]
 
     def _made(self, *sizes: int) -> PagedCache:
@@ -243,7 +247,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(seq=live, data=st.data())
     def wrong_argument(self, seq: int, data: st.DataObject) -> None:
         """An id, a layer or a count that is out of bounds is refused, and changes nothing (laws 10, 15)."""
-        gone, end = len(IDS), self.run.config.n_layers
+        gone, end = len(self.ids), self.run.config.n_layers
         longest = max(self.run.oracle.lens(seq))
         reads = [(gone, 0), (seq, end), (seq, -1)]
         calls: dict[str, Sequence[tuple[int | float, ...]]] = {

@@ -1,0 +1,22 @@
+"""Imported by the fork server: the folder of its socket goes with it, if nobody else takes it away."""
+
+import atexit
+import os
+import shutil
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+
+def sweep(here: int, server: Any) -> None:
+    """Remove the folder, in the process `here` and if it is the server.
+
+    The one who started the server does this when it ends, but not if it was killed.
+    """
+    address = getattr(server, "_forkserver_address", None)
+    is_server = os.getpid() == here and getattr(server, "_forkserver_pid", None) is None
+    if is_server and isinstance(address, str) and (folder := Path(address).parent).name.startswith("pymp-"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+atexit.register(sweep, os.getpid(), getattr(forkserver, "_forkserver", None))

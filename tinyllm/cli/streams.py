@@ -1,0 +1,89 @@
+"""The standard streams as one finds them: closed, full, without a reader, or with few characters."""
+
+import codecs
+import contextlib
+import errno
+import os
+import sys
+import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+USAGE, UNREAD = 2, 141
+"""Exit codes: the system refuses something; nobody reads on, for which shells have 128 + SIGPIPE."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+PLAIN = dict(zip("✓✗█━╸\u2013\u2014\u2018\u2019\u201c\u201d", "+x#----''\"\"", strict=True))
+HANDLER = "tinyllm.plain"
+
+
+def prepare() -> None:
+    """Have every stream open, and able to take any text."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:  # whatever is opened next would get its number, and what is printed
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
+    codecs.register_error(HANDLER, plain)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors=HANDLER)
+
+
+def plain(error: UnicodeError) -> tuple[str, int]:
+    """What to print for characters that an encoding lacks: ASCII that is like them, else a question mark.
+
+    Raises:
+        UnicodeError: as given, if it is not about characters to be encoded.
+    """
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(map(_plain, error.object[error.start : error.end])), error.end
+
+
+def _plain(character: str) -> str:
+    parts = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
+    return PLAIN.get(character) or parts or "?"
+
+
+@contextmanager
+def errors_told() -> Iterator[None]:
+    """End the command with a message when the system refuses something, in silence when nobody reads on."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _leave(UNREAD)
+    except OSError as error:
+        _leave(USAGE, _said(error))
+    except SystemExit as ended:
+        if isinstance(
+            ended.__context__, BrokenPipeError
+        ):  # rich and typer end with 1 then, a verdict of ours
+            _leave(UNREAD)
+        raise
+
+
+def _said(error: OSError) -> str:
+    try:
+        Path.cwd()
+    except OSError:
+        return "the current folder is gone, or cannot be entered"
+    why = error.strerror or str(error)
+    if error.filename is None:
+        return f"the output cannot be written: {why}" if error.errno in FULL else f"the system refuses: {why}"
+    return f"{os.fsdecode(error.filename)}: {why}"
+
+
+def _leave(code: int, message: str = "") -> None:
+    """Exit, and leave nothing to be written on the way out."""
+    if message:
+        with contextlib.suppress(OSError):
+            print(f"tinyllm: {message}", file=sys.stderr, flush=True)  # noqa: T201 - rich may be what failed
+    null = os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        os.dup2(null, number)
+    sys.exit(code)
