@@ -101,8 +101,8 @@ def test_other_encodings(run: Run, encoding: str) -> None:
 
 def test_what_stands_for_what() -> None:
     streams.prepare()
-    shown = "✓ ✗ █ \u2026 \u201cé\u201d \u6f22 \udcff \U0001f600".encode("ascii", streams.HANDLER)
-    assert shown == b'+ x # ... "e" ? ? ?'
+    shown = "✓ ✗ █ ⠋ \u2026 \u201cé\u201d \u6f22 \udcff \U0001f600".encode("ascii", streams.HANDLER)
+    assert shown == b'+ x # * ... "e" ? ? ?'
     with pytest.raises(UnicodeDecodeError):
         b"\xff".decode("ascii", streams.HANDLER)
 
