@@ -64,7 +64,7 @@ INTERFACES = {
         ),
     ),
 }
-OUTSIDE = re.compile(r"\]\((?:\.\./)+((?!\.)[\w./-]+\.\w+)\)")
+OUTSIDE = re.compile(r"\]\((?:\.\./)+((?!\.\.)[\w./-]+\.\w+)\)")
 """A link of a page to a file of the repository that is no page."""
 
 
@@ -88,7 +88,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for bug in bugs.load_set("all"):
         made |= bug_page(bug)
     for path in sorted(linked()):
-        made[f"sources/{path}.md"] = source_page(path)
+        made[source_name(path)] = source_page(path)
     for name, content in made.items():
         files.append(File.generated(config, name, content=content))
         if name.startswith("sources/"):
@@ -100,7 +100,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Point links to files of the repository to their pages here."""
     up = "../" * page.file.src_uri.count("/")
     return OUTSIDE.sub(
-        lambda found: f"]({up}sources/{found[1]}.md)" if outside(found[1]) else found[0], markdown
+        lambda found: f"]({up}{source_name(found[1])})" if outside(found[1]) else found[0], markdown
     )
 
 
@@ -113,6 +113,11 @@ def linked() -> set[str]:
 def outside(path: str) -> bool:
     """Whether a path is that of a file of the repository, and of no page."""
     return (ROOT / path).is_file() and not (DOCS / path).is_file()
+
+
+def source_name(path: str) -> str:
+    """Where the page of a file is; MkDocs leaves out what begins with a dot."""
+    return f"sources/{path.lstrip('.')}.md"
 
 
 def source_page(path: str) -> str:

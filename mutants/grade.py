@@ -7,16 +7,16 @@ once more at the end, several times if a kill did not happen again: a suite that
 """
 
 import hashlib
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mutants.bugs import Bug, BugError
+from mutants.cluster import ClusterError
 from mutants.plant import Target
-from mutants.process import Ended, call
-from mutants.verdict import BASELINE, INVALID, USAGE, Grade, GradeError, Result, Trial
+from mutants.process import Cancel, Ended, call
+from mutants.verdict import BASELINE, INVALID, LOST, USAGE, Grade, GradeError, Result, Trial
 from mutants.worker import Failure, Job, Outcome, run
 
 BASELINE_TIMEOUT = 300.0  # seconds; nothing is known yet of how long the suite takes
@@ -44,6 +44,7 @@ class Grader:
         keep_going: run all tests on each bug, for a matrix of bugs and tests.
         options: more options for pytest.
         also: another text of the module that the tests must pass on as well: a learner's own.
+        place: how a path is named where the runs are done, if that is another machine.
     """
 
     tests: tuple[str, ...]
@@ -56,33 +57,47 @@ class Grader:
     keep_going: bool = False
     options: tuple[str, ...] = ()
     also: Target | None = None
+    place: Callable[[str], str] = str
 
     def grade(self, listener: Listener, executor: Executor | None = None) -> Grade:
         """Grade the suite; `executor` runs the jobs, threads of our own by default.
 
         Raises:
-            GradeError: there is no verdict: the bugs do not apply, or the baseline is not green.
+            GradeError: there is no verdict: the bugs do not apply, the baseline is not green, or the machines
+                that did the work are lost; then it has what was known by then.
         """
         planted = self._apply()
         seeds = [self.seed + trial for trial in range(self.trials)]
         before = self._fingerprint()
-        self._cancelled = threading.Event()
+        self._cancelled = Cancel()
         pool = executor or ThreadPoolExecutor(self.jobs, thread_name_prefix="grade")
+        grade: Grade | None = None
         try:
             count, imported, slowest = self._baseline(pool, seeds, listener)
             self._unchanged(before)
             timeout = self.timeout or slowest * SLACK + SLACK
+            results = {bug.id: Result(bug) for bug in self.bugs}
+            grade = Grade(self.target, self.tests, count, list(results.values()), seeds, imported, slowest)
             if count:
-                results = self._run(pool, planted, seeds, timeout, listener)
+                self._run(pool, planted, results, seeds, timeout, listener)
             else:
-                nothing = [Trial(seed, "survived", Outcome()) for seed in seeds]
-                results = [Result(bug, list(nothing)) for bug in self.bugs]
+                for result in grade.results:
+                    result.trials += [Trial(seed, "survived", Outcome()) for seed in seeds]
             self._unchanged(before)
+        except ClusterError as error:
+            raise GradeError(LOST, str(error), so_far=self._so_far(grade)) from error
         finally:
             self._cancelled.set()
             if executor is None:
                 pool.shutdown(wait=True, cancel_futures=True)
-        return Grade(self.target, self.tests, count, results, seeds, imported, slowest)
+        return grade
+
+    def _so_far(self, grade: Grade | None) -> Grade | None:
+        """The part of a grade that is known, if any is."""
+        known = [result for result in grade.results if result.trials] if grade else []
+        done = sum(len(result.trials) for result in known)
+        missing = len(self.bugs) * self.trials + 1 - done  # the clean run at the end is one more
+        return replace(grade, results=known, missing=missing) if grade and known else None
 
     def _apply(self) -> dict[str, Target]:
         try:
@@ -91,7 +106,8 @@ class Grader:
             raise GradeError(INVALID, f"a bug does not apply to {self.target.module}", str(error)) from error
 
     def _submit(self, pool: Executor, target: Target, seed: int, timeout: float) -> Future[Runs]:
-        job = Job(self.tests, target, seed, self.keep_going, self.options)
+        there = replace(target, path=self.place(target.path))
+        job = Job(tuple(map(self.place, self.tests)), there, seed, self.keep_going, self.options)
         return pool.submit(_runs, job, timeout, self._cancelled)
 
     def _baseline(self, pool: Executor, seeds: list[int], listener: Listener) -> tuple[int, bool, float]:
@@ -126,21 +142,33 @@ class Grader:
         return counts.pop(), all(outcome.imported == "planted" for outcome in outcomes), slowest
 
     def _run(
-        self, pool: Executor, planted: dict[str, Target], seeds: list[int], timeout: float, listener: Listener
-    ) -> list[Result]:
-        """Every bug with every seed, and a last clean run beside them."""
-        results = {bug.id: Result(bug) for bug in self.bugs}
+        self,
+        pool: Executor,
+        planted: dict[str, Target],
+        results: dict[str, Result],
+        seeds: list[int],
+        timeout: float,
+        listener: Listener,
+    ) -> None:
+        """Every bug with every seed, and a last clean run beside them; `results` are filled as they come."""
         runs = {
             self._submit(pool, target, seed, timeout): (name, seed)
             for seed in seeds
             for name, target in planted.items()
         }
         last = [self._submit(pool, self.target, seeds[0], timeout)]
+        lost: ClusterError | None = None
         for future in _as_done(runs):
             name, seed = runs[future]
-            trial = _trial(seed, future.result(), timeout)
+            try:
+                trial = _trial(seed, future.result(), timeout)
+            except ClusterError as error:  # what others have done, or can still do, is not to be lost with it
+                lost = error
+                continue
             results[name].trials.append(trial)
             listener("bug", results[name].bug, trial)
+        if lost:
+            raise lost
         if any(trial.unsteady for result in results.values() for trial in result.trials):
             last += [self._submit(pool, self.target, seeds[0], timeout) for _ in range(SUSPECT)]
         for future in last:
@@ -150,7 +178,6 @@ class Grader:
                 raise GradeError(BASELINE, text, ended.output)
         for result in results.values():
             result.trials.sort(key=lambda trial: trial.seed)
-        return list(results.values())
 
     def _unchanged(self, before: dict[str, str]) -> None:
         after = self._fingerprint()
@@ -168,7 +195,7 @@ class Grader:
         return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.is_file()}
 
 
-def _runs(job: Job, timeout: float, cancelled: threading.Event) -> Runs:
+def _runs(job: Job, timeout: float, cancelled: Cancel) -> Runs:
     """Run the job; once more if something was killed."""
     first = call(run, job, timeout=timeout, cancelled=cancelled)
     if first.how != "done" or first.value.broken or not first.value.kills:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
+from multiprocessing.util import get_temp_dir
+from pathlib import Path
 from typing import Any
 
 from mutants.keeper import make
@@ -24,7 +26,7 @@ PRELOAD = [
     *("numpy", "numpy.testing", "numpy.typing"),
     *("hypothesis", "hypothesis.stateful"),
     *("pytest", "xdist.plugin", "xdist.looponfail", "asyncio", "ctypes", "pdb", "unittest"),
-    "mutants.server",
+    *("mutants.handover", "mutants.recorder", "mutants.server", "mutants.worker"),
 ]
 """Imported once, in the fork server; never a module that a bug may be planted in, nor `numpy.random`, which
 draws its state when it is imported: all runs would draw alike, and a flaky suite would not show; nor
@@ -36,6 +38,29 @@ LONGEST = 70  # bytes of a temporary folder's name: a socket's name may have 103
 POLL = 0.1  # seconds between two looks at `cancelled`
 PATIENCE = 10.0  # seconds in which a keeper that is well has killed everything
 Send = Callable[[Any], None]
+
+
+class Cancel(threading.Event):
+    """Ends calls in this process; sent to another, it is one that is never set there."""
+
+    def __reduce__(self) -> tuple[type["Cancel"], tuple[()]]:
+        return Cancel, ()
+
+
+class Here:
+    """A listener in this process; sent to another, it hears nothing."""
+
+    def __init__(self, listener: Send | None = None) -> None:
+        self._listener = listener
+
+    def __call__(self, event: Any) -> None:
+        """Hear an event."""
+        if self._listener:
+            self._listener(event)
+
+    def __reduce__(self) -> tuple[type["Here"], tuple[()]]:
+        return Here, ()
+
 
 _starting = threading.Lock()  # multiprocessing starts a process and cleans up others in no thread-safe way
 
@@ -78,6 +103,7 @@ def call(
     """
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tinyllm-", ignore_cleanup_errors=True) as folder:
+        _share_constants(Path(folder, "hypothesis"))
         # Each is for one direction: who holds an end too long would hide that the other side is gone.
         (pipe, there), (output, output_there), (caller_there, caller) = (
             multiprocessing.Pipe(duplex=False) for _ in range(3)
@@ -102,6 +128,19 @@ def call(
 
 def _ignore(_: Any) -> None:
     pass
+
+
+def _share_constants(storage: Path) -> None:
+    """Let all runs share the constants that Hypothesis reads in source files, and nothing that it finds.
+
+    It looks them up by a digest of the file. To parse every file that tests import takes as long as all else
+    before the first test. They are where the fork server's socket is, and go with it.
+    """
+    storage.mkdir()
+    with _starting, contextlib.suppress(OSError):  # there may be no links here
+        shared = Path(get_temp_dir(), "constants")
+        shared.mkdir(exist_ok=True)
+        Path(storage, "constants").symlink_to(shared, target_is_directory=True)
 
 
 @contextlib.contextmanager

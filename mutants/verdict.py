@@ -9,20 +9,24 @@ from mutants.worker import Outcome
 
 THRESHOLD = 0.80  # of the bugs that count, as in the chapter
 
-PASS, WEAK, USAGE, BASELINE, INVALID, TIMEOUT = range(6)
+PASS, WEAK, USAGE, BASELINE, INVALID, TIMEOUT, LOST = range(7)
 """Exit codes: pass; weak tests or a broken law; nothing to grade; baseline red or flaky; a bug is invalid or
-does not apply; timeouts decide the verdict."""
+does not apply; timeouts decide the verdict; the cluster that did the work is lost."""
 
 STATUSES = ("killed", "survived", "timeout", "invalid")
 
 
 class GradeError(Exception):
-    """There is no verdict. `code` is the exit code, `detail` the output that shows why."""
+    """There is no verdict. `code` is the exit code, `detail` the output that shows why.
 
-    def __init__(self, code: int, message: str, detail: str = "") -> None:
+    `so_far` is the grade of the trials that had ended, where the rest was lost.
+    """
+
+    def __init__(self, code: int, message: str, detail: str = "", so_far: "Grade | None" = None) -> None:
         super().__init__(message)
         self.code = code
         self.detail = detail
+        self.so_far = so_far
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Grade:
-    """The verdict on a suite."""
+    """The verdict on a suite; a part of it, if runs are `missing`."""
 
     target: Target
     tests: tuple[str, ...]
@@ -76,6 +80,7 @@ class Grade:
     seeds: list[int]
     imported: bool
     clean_seconds: float
+    missing: int = 0
 
     @property
     def counted(self) -> list[Result]:
@@ -99,6 +104,8 @@ class Grade:
     def reasons(self) -> list[str]:
         """Why the verdict is not a pass, in words."""
         found = []
+        if self.missing:
+            found.append(f"{self.missing} runs are missing")
         if not self.count:
             found.append("there is no test to grade")
         elif not self.imported and not any(result.kills for result in self.results):
@@ -113,6 +120,8 @@ class Grade:
     @property
     def code(self) -> int:
         """The exit code."""
+        if self.missing:
+            return LOST
         if any(result.status == "invalid" for result in self.results):
             return INVALID
         if not self.reasons:

@@ -1,7 +1,9 @@
 """A skipped test fails the run, unless it stands here with its reason."""
 
 import os
+import sys
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +11,8 @@ for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(
         name, "1"
     )  # before NumPy is imported: threads that wait for a busy core stall the rest
+
+sys.path.append(str(Path(__file__).parents[1]))  # last, for `benchmarks`, which is in no wheel
 
 ALLOWED_SKIPS: dict[str, str] = {}
 """Beginning of the node ids of tests that may be skipped: why."""

@@ -12,10 +12,11 @@ use std::io::{self, BufRead, Write};
 use std::num::IntErrorKind;
 
 /// What `hello` answers: all that the kit can check.
-const OFFERS: &str = "block-tables contents counts exact-cost exact-errors fork independent-layers lazy-copy";
+const OFFERS: &str = "block-tables blocks_needed check contents counts exact-cost exact-errors fork \
+                      independent-layers lazy-copy page_table truncate";
 
 /// What `--bug NAME` does: first the laws that are broken, then the manners of the protocol, from request --after on.
-const BUGS: [(&str, &str); 12] = [
+const BUGS: [(&str, &str); 15] = [
     ("no-refs", "a fork takes no references"),
     ("in-place", "an append writes into shared blocks"),
     ("tail-only", "copy on write looks at the last block of a table alone"),
@@ -24,6 +25,9 @@ const BUGS: [(&str, &str); 12] = [
     ("partial", "an append that is refused keeps what it took"),
     ("whole-blocks", "gather returns whole blocks"),
     ("k-into-v", "K is stored as V too"),
+    ("copies-free", "blocks_needed forgets the copies"),
+    ("kept-tail", "truncate keeps the blocks past the new end"),
+    ("full-pages", "page_table says that every last page is full"),
     ("garbage", "answers nonsense"),
     ("hang", "does not answer"),
     ("crash", "panics"),
@@ -118,20 +122,9 @@ impl Cache {
             return refuse("ValueError", format!("{} and {} values of K and V for {shape}", k.len(), v.len()));
         }
 
-        // Plan: blocks [first, last) of the table are those that the new positions fall into.
         let (start, stop) = (lens[layer], lens[layer] + tokens as usize);
-        let (first, mut last) = (start / self.block_size, stop.div_ceil(self.block_size));
-        if self.bug == "eager" {
-            last = stop / self.block_size + 1;
-        }
-        let mut shared: Vec<usize> =
-            (first..last.min(table.len())).filter(|&i| self.refs[table[i]] > 1).collect();
-        match self.bug.as_str() {
-            "in-place" => shared.clear(),
-            "tail-only" => shared.retain(|&i| i + 1 == table.len()),
-            _ => (),
-        }
-        let need = shared.len() + last.saturating_sub(table.len());
+        let (shared, more) = self.plan(table, start, stop);
+        let need = shared.len() + more;
         if need > self.free.len() {
             let text = format!("the append needs {need} blocks, but only {} are free", self.free.len());
             if self.bug == "partial" {
@@ -177,6 +170,90 @@ impl Cache {
         Ok(())
     }
 
+    /// Of an append to positions [start, stop): the places in the table to be copied, and how many blocks come
+    /// after its end. Blocks [first, last) of the table are those that the new positions fall into [8, 9].
+    fn plan(&self, table: &[usize], start: usize, stop: usize) -> (Vec<usize>, usize) {
+        let (first, mut last) = (start / self.block_size, stop.div_ceil(self.block_size));
+        if self.bug == "eager" {
+            last = stop / self.block_size + 1;
+        }
+        let mut shared: Vec<usize> =
+            (first..last.min(table.len())).filter(|&i| self.refs[table[i]] > 1).collect();
+        match self.bug.as_str() {
+            "in-place" => shared.clear(),
+            "tail-only" => shared.retain(|&i| i + 1 == table.len()),
+            _ => (),
+        }
+        (shared, last.saturating_sub(table.len()))
+    }
+
+    /// How many blocks an append of `tokens` positions takes now [16].
+    fn blocks_needed(&self, id: i128, layer: i128, tokens: i128) -> Outcome<usize> {
+        let Sequence { table, lens } = self.live(id)?;
+        let start = lens[self.layer(layer)?];
+        if tokens < 1 {
+            return refuse("ValueError", format!("T is {tokens}; it must be at least 1"));
+        }
+        let stop = start.saturating_add(tokens as usize);
+        let (shared, more) = self.plan(table, start, stop);
+        Ok(more + if self.bug == "copies-free" { 0 } else { shared.len() })
+    }
+
+    /// Cut every layer to at most `length` positions, and drop the blocks that none of them reaches then [17].
+    fn truncate(&mut self, id: i128, length: i128) -> Outcome<()> {
+        let longest = *self.live(id)?.lens.iter().max().unwrap();
+        if !(0..=longest as i128).contains(&length) {
+            return refuse("ValueError", format!("length {length} is outside [0, {longest}]"));
+        }
+        let (length, block_size) = (length as usize, self.block_size);
+        let sequence = self.seqs.get_mut(&id).unwrap();
+        sequence.lens.iter_mut().for_each(|len| *len = length.min(*len));
+        if self.bug != "kept-tail" {
+            let dropped = sequence.table.split_off(length.div_ceil(block_size));
+            self.release(&dropped);
+        }
+        Ok(())
+    }
+
+    /// `indptr`, `indices` and `last_page_len` of the blocks that the layer of each sequence covers [18].
+    fn page_table(&self, layer: i128, ids: &[i128]) -> Outcome<Vec<usize>> {
+        let layer = self.layer(layer)?;
+        let (mut indptr, mut indices, mut last) = (vec![0], Vec::new(), Vec::new());
+        for &id in ids {
+            let Sequence { table, lens } = self.live(id)?;
+            let pages = lens[layer].div_ceil(self.block_size);
+            indices.extend(&table[..pages]);
+            indptr.push(indices.len());
+            let full = self.bug == "full-pages" && pages > 0;
+            let before = pages.saturating_sub(1) * self.block_size;
+            last.push(if full { self.block_size } else { lens[layer] - before });
+        }
+        Ok([indptr, indices, last].concat())
+    }
+
+    /// Hold counts, free list and tables against each other [19].
+    fn check(&self) -> Outcome<()> {
+        let mut held = vec![0; self.num_blocks];
+        for (id, Sequence { table, lens }) in &self.seqs {
+            let (due, have) = (lens.iter().max().unwrap().div_ceil(self.block_size), table.len());
+            if due != have {
+                return refuse("AssertionError", format!("law 2: sequence {id} has {have} blocks, not {due}"));
+            }
+            table.iter().for_each(|&block| held[block] += 1);
+        }
+        if let Some(block) = (0..self.num_blocks).find(|&block| held[block] != self.refs[block]) {
+            let (said, found) = (self.refs[block], held[block]);
+            return refuse("AssertionError", format!("law 6: block {block} is counted {said} times, held by {found}"));
+        }
+        let mut free = vec![false; self.num_blocks];
+        self.free.iter().for_each(|&block| free[block] = true);
+        let unheld = held.iter().filter(|&&count| count == 0).count();
+        if self.free.len() != unheld || (0..self.num_blocks).any(|block| free[block] == (held[block] > 0)) {
+            return refuse("AssertionError", "law 5: the free blocks are not those that no table holds");
+        }
+        Ok(())
+    }
+
     /// How many positions the layer holds [4].
     fn len(&self, id: i128, layer: i128) -> Outcome<usize> {
         Ok(self.live(id)?.lens[self.layer(layer)?])
@@ -207,13 +284,18 @@ impl Cache {
         if self.bug == "leak" {
             table.truncate(1);
         }
-        for &block in table.iter().rev() {
+        self.release(&table);
+        Ok(())
+    }
+
+    /// One holder less for each block; free again where it was the last [6].
+    fn release(&mut self, blocks: &[usize]) {
+        for &block in blocks.iter().rev() {
             if self.refs[block] == 1 {
                 self.free.push(block);
             }
             self.refs[block] = self.refs[block].saturating_sub(1);
         }
-        Ok(())
     }
 
     fn live(&self, id: i128) -> Outcome<&Sequence> {
@@ -286,10 +368,12 @@ fn answer(cache: &mut Option<Cache>, line: &str, bug: &str) -> Outcome<String> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let (name, args) = words.split_first().map_or(("", &[][..]), |(name, args)| (*name, args));
     let count = match name {
-        "hello" | "stats" | "freeblocks" | "close" => 0,
+        "hello" | "stats" | "freeblocks" | "close" | "check" => 0,
         "add" | "table" | "free" => 1,
-        "fork" | "len" | "gather" => 2,
+        "fork" | "len" | "gather" | "truncate" => 2,
+        "needed" => 3,
         "new" | "append" => 5,
+        "pages" => args.len().max(1),
         _ => return refuse("ProtocolError", format!("there is no request {name:?}")),
     };
     if args.len() != count {
@@ -320,6 +404,13 @@ fn on_cache(cache: &mut Cache, name: &str, args: &[&str]) -> Outcome<String> {
         "fork" => cache.fork(number(0)?, number(1)?)?,
         "append" => cache.append(number(0)?, number(1)?, number(2)?, &floats(args[3])?, &floats(args[4])?)?,
         "free" => cache.drop_seq(number(0)?)?,
+        "truncate" => cache.truncate(number(0)?, number(1)?)?,
+        "check" => cache.check()?,
+        "needed" => return Ok(numbers(&[cache.blocks_needed(number(0)?, number(1)?, number(2)?)?])),
+        "pages" => {
+            let ids: Outcome<Vec<i128>> = args[1..].iter().map(|word| integer(word)).collect();
+            return Ok(numbers(&cache.page_table(number(0)?, &ids?)?));
+        }
         "table" => return Ok(numbers(&cache.live(number(0)?)?.table)),
         "len" => return Ok(numbers(&[cache.len(number(0)?, number(1)?)?])),
         "gather" => {

@@ -15,7 +15,7 @@ from tinyllm.testing.catalogue import CATALOGUE
 from tinyllm.testing.laws import LAWS
 
 Invoke = Callable[..., Any]
-COMMANDS = ["check", "grade", "power", "replay", "show", "generate", "batch"]
+COMMANDS = ["check", "grade", "power", "soak", "reach", "replay", "show", "generate", "batch"]
 COMMANDS += ["laws", "bugs", "tests", "start", "diff", "model"]
 
 

@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mutants.bugs import load_set
+from mutants.cluster import ClusterError
+from tinyllm.cli.pool import Pool
 from tinyllm.cli.power import SOON, Power, _buckets
 from tinyllm.testing.power import Found
 
@@ -27,6 +30,34 @@ def test_what_is_found_is_counted(tinyllm: Call, tmp_path: Path) -> None:
     assert [trial["law"] for trial in written["bugs"]["s09"]["trials"]] == [6, 6]
 
 
+def test_what_was_known_when_the_cluster_was_lost(
+    invoke: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second unit is lost: the trial of the first is told and written, and said to be all."""
+
+    class Lost(ThreadPoolExecutor):
+        units = 0
+
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+            self.units += 1
+            if self.units == 1:
+                return super().submit(fn, *args, **kwargs)
+            gone: Future[Any] = Future()
+            gone.set_exception(ClusterError("it was lost"))
+            return gone
+
+    made = Pool(Lost(1), lambda: 1, str, away=True)
+    monkeypatch.setattr("tinyllm.cli.pool._cluster", lambda *_: made)
+    done = invoke("power", "--trials", "2", "--bug", "s09", "--executor", "dask://nowhere:1")
+    assert done.exit_code == 6
+    assert "1/1" in done.stdout
+    assert "it was lost; what was known by then is in tinyllm-power-so-far.json" in done.stderr
+    written = json.loads((tmp_path / "tinyllm-power-so-far.json").read_text(encoding="utf-8"))
+    first, second = written["bugs"]["s09"]["trials"]
+    assert first["law"] == 6
+    assert (second, written["exitCode"]) == ("lost", 6)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -44,10 +75,11 @@ def test_wrong_options_are_refused(tinyllm: Call, arguments: tuple[Any, ...], me
 
 def test_late_never_and_directed() -> None:
     early, late = Found(6, 3, 50), Found(6, SOON + 1, 5000)
-    assert Power(BUG, [early, early]).sure
-    assert not Power(BUG, [early, late]).sure
-    assert not Power(BUG, [early, None]).sure
-    assert Power(BUG, [None], directed="32,776 blocks").sure
+    assert Power(BUG, {0: early, 1: early}).sure
+    assert not Power(BUG, {0: early, 1: late}).sure
+    assert not Power(BUG, {0: early, 1: None}).sure
+    assert not Power(BUG).sure
+    assert Power(BUG, {0: None}, directed="32,776 blocks").sure
 
 
 def test_every_trial_is_in_one_bucket() -> None:

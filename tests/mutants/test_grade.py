@@ -1,7 +1,7 @@
 """The order of things: clean runs, every bug with every seed, a clean run at the end."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,12 @@ import pytest
 
 from mutants import bugs, plant
 from mutants.bugs import Bug
+from mutants.cluster import ClusterError
 from mutants.grade import Grader
 from mutants.plant import Target
 from mutants.verdict import GradeError, Trial
 
-PASS, WEAK, USAGE, BASELINE, INVALID, TIMEOUT = range(6)
+PASS, WEAK, USAGE, BASELINE, INVALID, TIMEOUT, LOST = range(7)
 KILLER = "PRELUDE\ndef test(): assert not has_s02()"
 TARGET = plant.find(bugs.MODULE)
 KNOWN = {bug.id: bug for bug in bugs.load_set("all")}
@@ -81,6 +82,41 @@ def test_an_executor_of_ones_own(suite: Callable[..., Path], listener: Any) -> N
         grader = Grader((str(suite(KILLER)),), TARGET, [KNOWN["s02"]])
         assert grader.grade(listener, pool).code == PASS
         assert pool.submit(int, "3").result() == 3, "it is left open"
+
+
+class Lost(ThreadPoolExecutor):
+    """Threads that are as a cluster whose scheduler goes after so many units."""
+
+    def __init__(self, units: int) -> None:
+        super().__init__(1)
+        self.left = units
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            gone: Future[Any] = Future()
+            gone.set_exception(ClusterError("the cluster was lost"))
+            return gone
+        return super().submit(fn, *args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("units", "known", "missing"), [(1, None, None), (2, None, None), (3, ["s02"], 4), (6, ["s02", "s12"], 1)]
+)
+def test_what_was_known_when_the_workers_were_lost(
+    suite: Callable[..., Path], listener: Any, units: int, known: Any, missing: Any
+) -> None:
+    """Two clean runs, two bugs with two seeds, a clean run at the end: it ends with what it has by then."""
+    grader = Grader((str(suite(KILLER)),), TARGET, [KNOWN["s02"], KNOWN["s12"]], trials=2)
+    with Lost(units) as pool, pytest.raises(GradeError, match="the cluster was lost") as info:
+        grader.grade(listener, pool)
+    assert info.value.code == LOST
+    found = info.value.so_far
+    assert (found and [result.bug.id for result in found.results]) == known
+    assert (found and found.missing) == missing
+    if found:
+        assert found.code == LOST
+        assert f"{missing} runs are missing" in found.reasons
 
 
 def test_all_tests_run_for_a_matrix(grade: Any) -> None:

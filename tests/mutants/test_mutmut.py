@@ -29,6 +29,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = copy / "pyproject.toml"
     text = settings.read_text(encoding="utf-8")
     assert "=tinyllm-ci" in text
+    assert text.count('["tests/own"]') == 1
+    text = text.replace('["tests/own"]', '["tests/own/test_properties.py"]')
     settings.write_text(text.replace("=tinyllm-ci", "=tinyllm-dev"), encoding="utf-8")
     run(copy, "git", "init", "-q")
     run(copy, "git", "add", "-A")
@@ -71,7 +73,8 @@ def test_pytest_the_grader_and_coverage_still_run(tree: Path) -> None:
     collected = run(tree, sys.executable, "-m", "pytest", "--collect-only", "-q", "--no-header")
     assert "tests/own/test_properties.py::" in collected
     assert "mutants/tests" not in collected
-    assert "killed" in run(tree, sys.executable, "-m", "mutants", "tests/own", "--bug", "s06", "--bug", "s07")
+    properties = "tests/own/test_properties.py"
+    assert "killed" in run(tree, sys.executable, "-m", "mutants", properties, "--bug", "s06", "--bug", "s07")
     run(tree, sys.executable, "-m", "coverage", "run", "-m", "pytest", "-q", "tests/infer/test_paged.py")
     run(tree, sys.executable, "-m", "coverage", "combine", "-q")
     report = run(tree, sys.executable, "-m", "coverage", "report", "--skip-empty")
@@ -80,7 +83,7 @@ def test_pytest_the_grader_and_coverage_still_run(tree: Path) -> None:
 
 
 def test_types_still_check(tree: Path) -> None:
-    assert "Success" in run(tree, sys.executable, "-m", "mypy")
+    assert "Success" in run(tree, sys.executable, "-m", "mypy", "-p", "mutants", "-p", "tinyllm")
 
 
 STATUS = {f"m{i}": "killed" for i in range(98)} | {"m98": "survived", "m99": "survived"}

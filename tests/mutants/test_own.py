@@ -88,6 +88,7 @@ MEANINGS = {
     verdict.BASELINE: "the clean tests fail",
     verdict.INVALID: "a bug is invalid",
     verdict.TIMEOUT: "timeouts decide",
+    verdict.LOST: "is lost",
 }
 
 

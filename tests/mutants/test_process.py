@@ -38,6 +38,13 @@ def speaks_slowly(send):
 def whereabouts(send):
     names = "TMPDIR", "HYPOTHESIS_STORAGE_DIRECTORY"
     return tempfile.gettempdir(), *(os.environ[name] for name in names), os.getpid()
+def reads_constants(send, note):
+    storage = os.environ["HYPOTHESIS_STORAGE_DIRECTORY"]
+    constants = os.path.join(storage, "constants")
+    found = os.listdir(constants)
+    for folder in (storage, constants):
+        open(os.path.join(folder, note), "w").close()
+    return storage, sorted(os.listdir(storage)), found
 def sends_nonsense(send): return Nonsense()
 class Nonsense:
     def __reduce__(self): return (int, ("nonsense",))
@@ -64,6 +71,14 @@ def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.syspath_prepend(str(tmp_path))
     yield importlib.import_module(name)
     del sys.modules[name]
+
+
+def test_of_hypothesis_storage_the_constants_alone_are_shared(functions: Any) -> None:
+    """They are what it reads in source files. Examples go with their run: they would kill bug after bug."""
+    first, second = (call(functions.reads_constants, note, timeout=60).value for note in ("one", "two"))
+    assert first[0] != second[0]
+    assert (first[1], second[1]) == (["constants", "one"], ["constants", "two"])
+    assert ("one" in first[2], "one" in second[2]) == (False, True)
 
 
 def test_a_value(functions: Any) -> None:

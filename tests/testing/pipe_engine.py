@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tinyllm.testing.contract import CAPABILITIES
+from tinyllm.testing.engine import CARRIED
 from tinyllm.testing.implementation import load
 
 
@@ -74,6 +75,20 @@ class Server:
     def close(self, cache: Any) -> None:
         cache.close()
 
+    def needed(self, cache: Any, seq: str, layer: str, tokens: str) -> Any:
+        return [cache.blocks_needed(number(seq), number(layer), number(tokens))]
+
+    def truncate(self, cache: Any, seq: str, length: str) -> None:
+        cache.truncate(number(seq), number(length))
+
+    def pages(self, cache: Any, layer: str, *seqs: str) -> Any:
+        return [
+            n for array in cache.page_table(list(map(number, seqs)), number(layer)) for n in array.tolist()
+        ]
+
+    def check(self, cache: Any) -> None:
+        cache.check()
+
 
 def number(word: str) -> Any:
     try:
@@ -85,7 +100,7 @@ def number(word: str) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--cache", default="tinyllm.infer.paged")
-    parser.add_argument("--offers", default=" ".join(sorted(CAPABILITIES)))
+    parser.add_argument("--offers", default=" ".join(sorted({*CAPABILITIES, *CARRIED})))
     parser.add_argument("--bug", help="a name in hostile_engine.py")
     parser.add_argument("--after", type=int, default=100, help="requests before it begins")
     parser.add_argument("--noisy", action="store_true", help="much on standard error, and right answers")

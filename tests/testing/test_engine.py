@@ -29,14 +29,15 @@ from tinyllm.testing import check as check_module
 from tinyllm.testing import engine as engine_module
 from tinyllm.testing.catalogue import CATALOGUE
 from tinyllm.testing.check import check_cache
-from tinyllm.testing.contract import CAPABILITIES
+from tinyllm.testing.contract import CAPABILITIES, extensions
 from tinyllm.testing.directed import DIRECTED
-from tinyllm.testing.engine import Engine, EngineError
+from tinyllm.testing.engine import CARRIED, Engine, EngineError, _Cache
 from tinyllm.testing.implementation import ImplementationError, load
 from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.machine import SPECIAL
 from tinyllm.testing.profiles import profile
 from tinyllm.testing.run import replay
+from tinyllm.testing.trace import NotOffered
 
 Breaks = Callable[[Callable[[], object]], LawBroken]
 Command = Callable[..., list[str]]
@@ -59,11 +60,13 @@ LAWS_BROKEN = {  # switch of the Rust engine: the same bug in the reference, and
     "whole-blocks": ("s02", {3}),
     "k-into-v": ("s04", {3}),
 }
+BEYOND = {"copies-free": ("e08", 16), "kept-tail": ("e02", 17), "full-pages": ("e06", 18)}
+"""The same beyond the ten methods."""
 
 
 @pytest.fixture(scope="session")
 def command(tmp_path_factory: pytest.TempPathFactory) -> Command:
-    """The words that start an engine, `python` or `rust`; `bug` is one of LAWS_BROKEN."""
+    """The words that start an engine, `python` or `rust`; `bug` is one of LAWS_BROKEN or BEYOND."""
 
     @functools.cache
     def built() -> str:
@@ -74,7 +77,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Command:
 
     @functools.cache
     def planted(bug: str) -> str:
-        (found,) = [one for one in load_set("all") if one.id == LAWS_BROKEN[bug][0]]
+        (found,) = [one for one in load_set("all") if one.id == {**LAWS_BROKEN, **BEYOND}[bug][0]]
         path = tmp_path_factory.mktemp("planted") / f"{found.id}.py"
         path.write_text(found.apply(Path(paged.__file__).read_text(encoding="utf-8")), encoding="utf-8")
         return str(path)
@@ -204,7 +207,55 @@ def test_an_engine_offers_what_it_says(command: Command) -> None:
         assert factory.capabilities == frozenset(offers.split())
         replay(factory, "new 4 2 1 1 1\nadd 0\nappend 0 0 3\n")
     for name in NAMES:
-        assert Engine(command(name)).capabilities == frozenset(CAPABILITIES)
+        engine = Engine(command(name))
+        assert engine.capabilities == frozenset(CAPABILITIES)
+        assert extensions(engine(1, 1, 1, 1, 1)) == engine.extends == CARRIED
+
+
+@pytest.mark.parametrize("bug", BEYOND)
+@pytest.mark.parametrize("name", NAMES)
+def test_an_engine_with_a_bug_beyond_the_ten_methods(
+    name: str, bug: str, command: Command, breaks: Breaks
+) -> None:
+    text = "new 8 2 1 1 1\nadd 0\nappend 0 0 3\nadd 1\nappend 1 0 2\nfork 0 2\nappend 2 0 1\ntruncate 1 0\n"
+    replay(load(exec_of(command(name))), text)
+    assert breaks(lambda: replay(load(exec_of(command(name, bug=bug))), text)).law == BEYOND[bug][1]
+
+
+def test_an_engine_is_held_to_the_extensions_that_it_names(
+    command: Command, breaks: Breaks, sent: list[str]
+) -> None:
+    """A wrong page table is law 18 for who names `page_table`, and is not asked for otherwise."""
+    wrong = command("python", bug="full-pages")
+    text = "new 4 2 1 1 1\nadd 0\nappend 0 0 2\n"
+    assert breaks(lambda: replay(load(exec_of(wrong)), text)).law == 18
+    sent.clear()
+    offers = " ".join({*CAPABILITIES, "check"})
+    replay(load(exec_of([*wrong, "--offers", offers])), text)
+    assert {request.split()[0] for request in sent} >= {"check", "gather"}
+    assert not {"pages", "needed", "truncate"} & {request.split()[0] for request in sent}
+    with pytest.raises(NotOffered, match="truncate"):
+        replay(load(exec_of([*wrong, "--offers", offers])), f"{text}truncate 0 1\n")
+
+
+@pytest.mark.parametrize("answer", ["ok 0 1", "ok 0 1 0 x", "ok", "ok 0 1 0 9999999999 1"])
+def test_an_answer_that_is_no_page_table(answer: str) -> None:
+    cache = Engine(saying(answer))(4, 2, 1, 1, 1)
+    with pytest.raises(EngineError, match=f"to 'pages 0 5' the engine answered 'ok' and .*{answer[3:]}"):
+        _Cache.page_table(cache, [5], 0)
+
+
+def test_what_check_says_names_the_law(breaks: Breaks, tmp_path: Path) -> None:
+    """An engine whose books disagree, and that says so: the law that it names is the one broken."""
+    says = tmp_path / "says.py"
+    says.write_text(
+        "from tinyllm.infer.paged import PagedKVCache as Right\n"
+        "class PagedKVCache(Right):\n"
+        "    def check(self): raise AssertionError('law 5: one block is missing')\n"
+    )
+    engine = [sys.executable, str(HERE / "pipe_engine.py"), "--cache", str(says)]
+    broken = breaks(lambda: replay(load(exec_of(engine)), "new 1 1 1 1 1\nadd 0\n"))
+    assert (broken.law, broken.name) == (5, "books")
 
 
 # The protocol, without the kit.

@@ -9,6 +9,7 @@ from tinyllm.cli import streams
 EXTRAS = {
     **dict.fromkeys(("hypothesis", "jinja2", "pytest", "rich", "typer"), "check"),
     **dict.fromkeys(("gguf", "platformdirs", "tokenizers"), "model"),
+    "distributed": "cluster",
 }
 """What the command cannot do without, and `tinyllm.infer` can; and which extra brings it."""
 

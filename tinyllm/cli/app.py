@@ -14,9 +14,11 @@ from tinyllm.cli.check import check
 from tinyllm.cli.generate import generate
 from tinyllm.cli.grade import grade
 from tinyllm.cli.power import power
+from tinyllm.cli.reach import reach
 from tinyllm.cli.replay import replay
 from tinyllm.cli.screen import fail, show_diff, terminal
 from tinyllm.cli.show import show
+from tinyllm.cli.soak import soak
 
 USAGE = 2
 
@@ -28,11 +30,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes of check and grade: 0 pass; 1 a law is broken, or the tests are too weak; 2 nothing "
-    "there, or not importable; 3 the clean tests fail or are flaky; 4 a bug is invalid; 5 timeouts decide.",
+    "there, or not importable; 3 the clean tests fail or are flaky; 4 a bug is invalid; 5 timeouts decide; 6 "
+    "the cluster is lost.",
 )
 app.command()(check)
 app.command()(grade)
 app.command()(power)
+app.command()(soak)
+app.command()(reach)
 app.command()(replay)
 app.command()(show)
 app.command()(generate)

@@ -12,7 +12,7 @@ from rich.status import Status
 
 from tinyllm.cli import need, stages
 from tinyllm.cli.gate import Badge, Gate, Junit, check_writable, write
-from tinyllm.cli.grade import Html, Jobs, Reveal, Seed, choose, cores, run_grader, write_page
+from tinyllm.cli.grade import Html, Jobs, Reveal, Seed, choose, run_grader, suite_pool, write_page
 from tinyllm.cli.hold import Held, Programs, Progress, as_json, hold
 from tinyllm.cli.screen import fail, show, terminal
 
@@ -198,8 +198,9 @@ def _step_two(
         also = replace(target, path=str(path), source=path.read_text(encoding="utf-8"))
         console.print("   (they run on the reference too, and may ask for no more than the laws do)")
     options = (f"--hypothesis-profile=tinyllm-{profile}",) if tests is None else ()
-    grader = Grader((graded,), target, bugs, seed=seed, jobs=jobs or cores(), options=options, also=also)
-    result = run_grader(console, grader, gate)
+    grader = Grader((graded,), target, bugs, seed=seed, options=options, also=also)
+    with suite_pool(None, jobs, grader) as workers:
+        result = run_grader(console, grader, gate, workers)
     show(console, result, reveal=reveal)
     return result
 

@@ -64,7 +64,7 @@ class Gate:
             for line in self._annotations():
                 print(line)  # noqa: T201 - as it is: no console may break it into lines
             if path := os.environ.get("GITHUB_STEP_SUMMARY"):
-                _append(Path(path), self._summary(code))
+                append(Path(path), self._summary(code))
         with contextlib.ExitStack() as each:
             if self.junit:
                 each.callback(write, self.junit, junit.render(self._suites()))
@@ -157,7 +157,7 @@ def _said(held: Held) -> str:
     return f"law {held.law} is broken" if held.law else "a check fails"
 
 
-def _append(path: Path, summary: str) -> None:
+def append(path: Path, summary: str) -> None:
     """Add to the summary of the job; a file that cannot be written is told, and changes no verdict."""
     from mutants import report  # noqa: PLC0415 - heavy
 

@@ -1,9 +1,8 @@
 """`tinyllm grade`: score a test suite by the planted bugs it kills."""
 
 import contextlib
-import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +20,7 @@ from rich.progress import (
 
 from tinyllm.cli import need
 from tinyllm.cli.gate import Badge, Gate, Junit, check_writable, write
+from tinyllm.cli.pool import On, Pool, pool
 from tinyllm.cli.screen import coloured, fail, show, terminal
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mutants.verdict import Grade, Trial
 
 USAGE = 2
+SO_FAR = Path("tinyllm-grade-so-far.json")  # where no other file was named
 
 
 def at_least(bound: float, kind: Callable[[str], Any] = int) -> Callable[[str], Any]:
@@ -109,6 +110,7 @@ def grade(
     junit: Junit = None,
     badge: Badge = None,
     html: Html = None,
+    executor: On = None,
 ) -> None:
     """Score tests by how many planted bugs they kill. The exit code is the verdict.
 
@@ -118,6 +120,9 @@ def grade(
 
     The page of --html is whole by itself and needs no network. With --matrix, its table of bugs by tests is
     whole too: else each run ends with its first kill.
+
+    With --executor the runs are spread over a cluster; the tests are sent there, the versions compared. If it
+    is lost, what was known by then is written to the file of --json, or to tinyllm-grade-so-far.json.
 
     Examples: `tinyllm grade tests/own`, `tinyllm grade --bugs mine.toml --module pkg.mod tests`
     """
@@ -134,22 +139,17 @@ def grade(
         chosen,
         trials=trials,
         seed=seed,
-        jobs=jobs or cores(),
         timeout=timeout,
         keep_going=matrix is not None,
     )
-    result = run_grader(console, grader, gate)
+    with suite_pool(executor, jobs, grader) as workers:
+        result = run_grader(console, grader, gate, workers, json or SO_FAR)
     show(console, result, reveal=reveal)
     save(json, matrix, result)
     if html:
         write_page(console, html, result, context, whole=matrix is not None)
     gate.publish(result.code)
     raise typer.Exit(result.code)
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def choose(
@@ -179,13 +179,33 @@ def choose(
     return target, [known[name] for name in ids] if ids else list(known.values())
 
 
-def run_grader(console: Console, grader: "Grader", gate: Gate) -> "Grade":
-    """Grade with a progress bar, for the gate to tell; exits with a message when there is no verdict."""
-    from mutants.verdict import GradeError  # noqa: PLC0415
+@contextlib.contextmanager
+def suite_pool(executor: str | None, jobs: int | None, grader: "Grader") -> Iterator[Pool]:
+    """Where the grader's suite is run; exits with a message when there is no such suite or cluster."""
+    from mutants import luggage  # noqa: PLC0415
 
     for path in grader.tests:
         if not Path(path.split("::")[0]).exists():
             fail(USAGE, f"there are no tests at {path}")
+
+    def packed() -> luggage.Luggage:
+        return luggage.of_suite(grader.tests, grader.target.module, Path(grader.target.path))
+
+    with pool(executor, jobs, packed) as workers:
+        yield workers
+
+
+def run_grader(
+    console: Console, grader: "Grader", gate: Gate, workers: Pool, so_far: Path = SO_FAR
+) -> "Grade":
+    """Grade with a progress bar, for the gate to tell; exits with a message when there is no verdict.
+
+    What was known when the workers were lost goes to the file `so_far`.
+    """
+    from mutants import report  # noqa: PLC0415
+    from mutants.verdict import GradeError  # noqa: PLC0415
+
+    grader.place = workers.place
     progress = progress_bar(console)
     total = len(grader.bugs) * grader.trials
     with progress:
@@ -198,9 +218,12 @@ def run_grader(console: Console, grader: "Grader", gate: Gate) -> "Grade":
                     progress.console.print(f"  {bug.id} {coloured(trial.status)} (seed {trial.seed})")
 
         try:
-            gate.grade = grader.grade(listen)
+            gate.grade = grader.grade(listen, workers.executor)
         except GradeError as error:
             progress.stop()
+            if error.so_far:
+                write(so_far, report.as_json(error.so_far))
+                console.print(f"What was known by then is in {escape(str(so_far))}.", soft_wrap=True)
             if error.detail:
                 terminal(stderr=True).print(escape(error.detail.rstrip()[-4000:]), soft_wrap=True)
             gate.refuse(error.code, f"no verdict: {error}", error.detail)

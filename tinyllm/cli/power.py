@@ -1,10 +1,9 @@
 """`tinyllm power`: how soon the machine alone finds each planted bug."""
 
 import statistics
-import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from concurrent.futures import Executor, Future, as_completed
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,18 +22,19 @@ from tinyllm.cli.grade import (
     Seed,
     at_least,
     choose,
-    cores,
     progress_bar,
 )
+from tinyllm.cli.pool import On, pool
 from tinyllm.cli.screen import fail, terminal
 
 if TYPE_CHECKING:
     from mutants.bugs import Bug
     from mutants.plant import Target
-    from mutants.process import Send
+    from mutants.process import Cancel, Send
     from tinyllm.testing.power import Found
 
-PASS, WEAK, USAGE = 0, 1, 2
+PASS, WEAK, USAGE, LOST = 0, 1, 2, 6
+SO_FAR = Path("tinyllm-power-so-far.json")  # where no other file was named
 SOON = 100  # programs: what the machine finds at all, it should find within so many
 BUCKETS = (1, 3, 10, 30, SOON)
 LONGEST = 600.0  # seconds for one trial
@@ -43,22 +43,22 @@ BAR = 40  # characters
 
 @dataclass
 class Power:
-    """What the trials of one bug showed: a `Found` each, None where the machine found nothing."""
+    """What the trials of one bug showed, by seed: a `Found`, None where the machine found nothing."""
 
     bug: "Bug"
-    trials: "list[Found | None]"
+    trials: "dict[int, Found | None]" = field(default_factory=dict)
     directed: str = ""
 
     @property
     def found(self) -> "list[Found]":
         """The trials that found it."""
-        return [trial for trial in self.trials if trial is not None]
+        return [trial for trial in self.trials.values() if trial is not None]
 
     @property
     def sure(self) -> bool:
         """Found soon in every trial, or by a directed case."""
         soon = [trial for trial in self.found if trial.programs <= SOON]
-        return len(soon) == len(self.trials) or bool(self.directed)
+        return 0 < len(soon) == len(self.trials) or bool(self.directed)
 
 
 def power(
@@ -73,6 +73,7 @@ def power(
         str, typer.Option(metavar="dev|ci|deep", help="When to give up: 100, 200 or 5,000 programs.")
     ] = "ci",
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every trial as JSON.")] = None,
+    executor: On = None,
 ) -> None:
     """Measure how soon the machine alone finds each planted bug: programs and lines to the kill.
 
@@ -87,12 +88,14 @@ def power(
     check_writable(*([json] if json else []))
     target, bugs = choose(bug or [], bug_set, None, None)
     seeds = [seed + trial for trial in range(trials)]
-    powers = [Power(one, [None] * trials) for one in bugs if not one.survives]
-    _run(console, target, powers, seeds, profile, jobs or cores())
-    _show(console, powers, trials)
-    code = PASS if all(one.sure for one in powers) else WEAK
-    if json:
-        write(json, _as_json(powers, seeds, profile, code))
+    powers = [Power(one) for one in bugs if not one.survives]
+    lost = _run(console, target, powers, seeds, profile, jobs, executor)
+    _show(console, powers)
+    code = LOST if lost else PASS if all(one.sure for one in powers) else WEAK
+    if json or lost:
+        write(json or SO_FAR, _as_json(powers, seeds, profile, code))
+    if lost:
+        fail(LOST, f"{lost}; what was known by then is in {json or SO_FAR}")
     raise typer.Exit(code)
 
 
@@ -106,41 +109,64 @@ def search(send: "Send", target: "Target", seed: int, profile: str) -> "Found | 
     return measure(factory, seed, settings_of(profile)) if profile else directed(factory)
 
 
-def _run(
-    console: Console, target: "Target", powers: list[Power], seeds: list[int], profile: str, jobs: int
-) -> None:
+def trial(target: "Target", seed: int, profile: str, cancelled: "Cancel") -> Any:
+    """The unit of work: one trial and what it found; None if it found nothing in time."""
     from mutants.process import call  # noqa: PLC0415 - heavy
 
-    cancelled = threading.Event()
+    ended = call(search, target, seed, profile, timeout=LONGEST, cancelled=cancelled)
+    if ended.how == "error":
+        raise RuntimeError(ended.value)
+    return ended.value if ended.how == "done" else None
 
-    def work(bug: "Bug", seed: int, profile: str) -> Any:
-        planted = target.with_source(bug.apply(target.source))
-        ended = call(search, planted, seed, profile, timeout=LONGEST, cancelled=cancelled)
-        if ended.how == "error":
-            raise RuntimeError(f"{bug.id}, seed {seed}: {ended.value}")
-        return ended.value if ended.how == "done" else None
 
-    with progress_bar(console) as progress, ThreadPoolExecutor(jobs) as pool:
+def _run(
+    console: Console,
+    target: "Target",
+    powers: list[Power],
+    seeds: list[int],
+    profile: str,
+    jobs: int | None,
+    address: str | None,
+) -> str:
+    """Run all trials; why the rest could not be run, if the cluster was lost."""
+    from mutants import luggage  # noqa: PLC0415 - heavy
+    from mutants.cluster import ClusterError  # noqa: PLC0415
+    from mutants.process import Cancel  # noqa: PLC0415
+
+    cancelled = Cancel()
+    with pool(address, jobs, luggage.nothing) as workers, progress_bar(console) as progress:
         task = progress.add_task("random programs", total=len(powers) * len(seeds))
+
+        def submit(executor: Executor, one: Power, seed: int, profile: str) -> Future[Any]:
+            return executor.submit(
+                trial, target.with_source(one.bug.apply(target.source)), seed, profile, cancelled
+            )
+
+        lost = ""
         try:
             futures = {
-                pool.submit(work, one.bug, seed, profile): (one, number)
-                for number, seed in enumerate(seeds)
-                for one in powers
+                submit(workers.executor, one, seed, profile): (one, seed) for seed in seeds for one in powers
             }
             for future in as_completed(futures):
-                one, number = futures[future]
-                one.trials[number] = future.result()
+                one, seed = futures[future]
+                try:
+                    one.trials[seed] = future.result()
+                except ClusterError as error:  # what others have done is not to be lost with it
+                    lost = str(error)
                 progress.update(task, advance=1)
-            late = [one for one in powers if not one.sure]
-            for one, name in zip(late, pool.map(lambda one: work(one.bug, 0, ""), late), strict=True):
-                one.directed = name or ""
+            late = (
+                {} if lost else {submit(workers.executor, one, 0, ""): one for one in powers if not one.sure}
+            )
+            for future in as_completed(late):
+                late[future].directed = future.result() or ""
+        except ClusterError as error:
+            lost = str(error)
         finally:
             cancelled.set()
-            pool.shutdown(cancel_futures=True)
+    return lost
 
 
-def _show(console: Console, powers: list[Power], trials: int) -> None:
+def _show(console: Console, powers: list[Power]) -> None:
     table = Table("bug", "what the code does wrong", box=None, pad_edge=False)
     for name in ("found", "programs", "worst", "lines", "worst"):
         table.add_column(name, justify="right")
@@ -149,14 +175,14 @@ def _show(console: Console, powers: list[Power], trials: int) -> None:
         programs, lines = [f.programs for f in one.found], [f.lines for f in one.found]
         counts = [text for values in (programs, lines) for text in (_median(values), _worst(values))]
         colour = "green" if one.sure else "red"
-        found = f"[{colour}]{len(one.found)}/{trials}[/{colour}]"
+        found = f"[{colour}]{len(one.found)}/{len(one.trials)}[/{colour}]"
         also = f"directed: {one.directed}" if one.directed else ""
         table.add_row(one.bug.id, escape(one.bug.title), found, *counts, escape(also))
     console.print(table)
-    console.print(f"\nprograms to the kill, all {len(powers) * trials} trials")
-    every = [trial and trial.programs for one in powers for trial in one.trials]
+    every = [trial and trial.programs for one in powers for trial in one.trials.values()]
+    console.print(f"\nprograms to the kill, all {len(every)} trials")
     for label, count in _buckets(every):
-        console.print(f"  {label:>12} {'█' * round(BAR * count / len(every)):{BAR}} {count}")
+        console.print(f"  {label:>12} {'█' * round(BAR * count / max(1, len(every))):{BAR}} {count}")
     medians = [statistics.median(f.programs for f in one.found) for one in powers if one.found]
     if medians:
         console.print(f"\nmedian of the medians: {statistics.median(medians):g} programs")
@@ -184,10 +210,17 @@ def _buckets(every: Sequence[int | None]) -> list[tuple[str, int]]:
     return [*rows, ("never", sum(one is None for one in every))]
 
 
+def _trial_as_json(one: Power, seed: int) -> Any:
+    if seed not in one.trials:
+        return "lost"
+    found = one.trials[seed]
+    return found._asdict() if found else None
+
+
 def _as_json(powers: list[Power], seeds: list[int], profile: str, code: int) -> dict[str, Any]:
     bugs = {
         one.bug.id: {
-            "trials": [trial._asdict() if trial else None for trial in one.trials],
+            "trials": [_trial_as_json(one, seed) for seed in seeds],
             "directed": one.directed,
         }
         for one in powers

@@ -94,7 +94,7 @@ def run_directed(
         try:
             DIRECTED[name](factory)
         except LawBroken as broken:
-            raise _shortest(factory, broken, beyond) from None
+            raise shortest(factory, broken, beyond) from None
 
 
 def run_machine(
@@ -114,9 +114,9 @@ def run_machine(
             if found:
                 raise found[0]
         except Stopped as stopped:
-            raise _shortest(factory, stopped.broken) from None
+            raise shortest(factory, stopped.broken) from None
         except LawBroken as broken:
-            raise _shortest(factory, broken, beyond) from None
+            raise shortest(factory, broken, beyond) from None
         except Flaky:  # a cache that fails now and then
             if not machine.broken:
                 raise
@@ -173,7 +173,8 @@ def check_cache(factory: Factory, *, settings: Settings | None = None, seed: int
     return Report(tuple(done), tuple(missing), programs, lines, time.monotonic() - started)
 
 
-def _shortest(factory: Factory, broken: LawBroken, beyond: list[LawBroken] | None = None) -> LawBroken:
+def shortest(factory: Factory, broken: LawBroken, beyond: list[LawBroken] | None = None) -> LawBroken:
+    """The law broken by a program as short as can be found; `beyond` receives what only extensions show."""
     if not (broken.beyond and beyond):
         broken = shorten(factory, broken)
     if broken.beyond and beyond is not None:

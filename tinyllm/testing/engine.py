@@ -18,17 +18,22 @@ import subprocess
 import textwrap
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tinyllm.testing.contract import EXTENSIONS
 from tinyllm.testing.implementation import ImplementationError
 from tinyllm.testing.trace import encode
 
 T = TypeVar("T")
 Words = list[str]
+Ints = NDArray[np.int32]
+CARRIED = frozenset(EXTENSIONS) - {
+    "gather_runs"
+}  # what is in place on one side of a pipe is not on the other
 SHOWN = 160  # characters of a request or an answer that a message quotes
 TAIL = 2000  # bytes of standard error that are kept
 SHORT = 4096  # bytes of an answer that carries no contents
@@ -137,16 +142,20 @@ class Engine:
             raise EngineError(f"it cannot be started: {error.strerror}") from error
         weakref.finalize(self, process.end)
         self._alive.append(process)
-        self.capabilities = frozenset(self.ask(process, "hello", list, timeout=max(START, self.timeout)))
+        named = frozenset(self.ask(process, "hello", list, timeout=max(START, self.timeout)))
+        self.capabilities, self.extends = named - CARRIED, named & CARRIED
         return process
 
 
 class _Cache:
-    """The ten methods of the contract, each a request."""
+    """The ten methods of the contract, and those beyond them that the engine names, each a request."""
 
     def __init__(self, engine: Engine, process: "_Process", *sizes: int) -> None:
-        blocks, size, _, self._heads, self._dims = sizes
+        self._blocks, size, _, self._heads, self._dims = sizes
+        blocks = self._blocks
         self._engine, self._process = engine, process
+        for name in CARRIED - engine.extends:
+            setattr(self, name, None)  # not offered
         # No right answer has more bytes: a table of ten digits an id, or K and V of the whole pool in hex.
         process.longest = SHORT + 12 * blocks + 8 * blocks * size * self._heads * self._dims
 
@@ -164,7 +173,7 @@ class _Cache:
         tokens, data = _chunk(k, v, self._heads, self._dims)
         self._ask(_nothing, "append", seq_id, layer, tokens, data=data)
 
-    def block_table(self, seq_id: int) -> NDArray[np.int32]:
+    def block_table(self, seq_id: int) -> Ints:
         return self._ask(_table, "table", seq_id)
 
     def seq_len(self, seq_id: int, layer: int = 0) -> int:
@@ -185,6 +194,20 @@ class _Cache:
 
     def close(self) -> None:
         self._ask(_nothing, "close")
+
+    def blocks_needed(self, seq_id: int, layer: int, tokens: int) -> int:
+        return self._ask(lambda words: _integers(words, 1)[0], "needed", seq_id, layer, tokens)
+
+    def truncate(self, seq_id: int, length: int) -> None:
+        self._ask(_nothing, "truncate", seq_id, length)
+
+    def page_table(self, seq_ids: Iterable[int], layer: int) -> tuple[Ints, Ints, Ints]:
+        seqs = list(seq_ids)
+        self._process.longest = max(self._process.longest, SHORT + 12 * self._blocks * len(seqs))
+        return self._ask(lambda words: _pages(words, len(seqs)), "pages", layer, *seqs)
+
+    def check(self) -> None:
+        self._ask(_nothing, "check")
 
 
 class _Process:
@@ -301,7 +324,8 @@ def _cut(text: str | bytes) -> str:
     return f"{text[:SHOWN]!r}" + (f"... ({len(text)} long)" if len(text) > SHOWN else "")
 
 
-_errors: dict[str, Any] = {one.__name__: one for one in (ValueError, KeyError, IndexError, TypeError)}
+KNOWN = (AssertionError, ValueError, KeyError, IndexError, TypeError)
+_errors: dict[str, Any] = {one.__name__: one for one in KNOWN}
 
 
 def _error(name: str) -> Any:
@@ -354,7 +378,18 @@ def _integers(words: Words, count: int) -> list[int]:
     return [int(word) for word in words]
 
 
-def _table(words: Words) -> NDArray[np.int32]:
+def _pages(words: Words, rows: int) -> tuple[Ints, Ints, Ints]:
+    """A page table of so many rows: `indptr`, a number more than rows; `indices`; `last_page_len`."""
+    if len(words) < 2 * rows + 1:
+        raise _BadAnswer(
+            f"answered 'ok' and {_cut(' '.join(words))}, where {2 * rows + 1} integers are least"
+        )
+    numbers = _table(words)
+    ends = rows + 1, len(words) - rows
+    return numbers[: ends[0]], numbers[ends[0] : ends[1]], numbers[ends[1] :]
+
+
+def _table(words: Words) -> Ints:
     ids = np.array(_integers(words, len(words)), np.int64)
     if (ids != ids.astype(np.int32)).any():
         raise _BadAnswer(f"answered 'ok' and {_cut(' '.join(words))}, which int32 cannot hold")

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tinyllm.testing.laws import LAWS, LawBroken, View
+from tinyllm.testing.laws import LAWS, LawBroken, View, bits
 from tinyllm.testing.look import attempt, named
 
 
@@ -73,7 +73,8 @@ def _check_runs(cache: Any, seq: int, layer: int, view: View) -> None:
     """The pieces, one after the other, are what `gather` returned; nobody can write into them."""
     call = f"gather_runs({seq}, {layer})"
     runs = _ask(20, lambda: [(k, v) for k, v in cache.gather_runs(seq, layer)], call)
-    for i, (name, whole) in enumerate(zip("KV", view.contents[seq][layer], strict=True)):
+    for i, (name, seen) in enumerate(zip("KV", view.contents[seq][layer], strict=True)):
+        whole = bits(seen)
         pieces = [pair[i] for pair in runs]
         if not all(isinstance(a, np.ndarray) and a.dtype == np.float16 and a.ndim == 3 for a in pieces):
             raise LawBroken(20, "runs", f"{name} of {call} is float16 [H, n, D]", repr(pieces))

@@ -15,6 +15,7 @@ planted bugs a random program finds: layers must be appended to unevenly, and fo
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -52,13 +53,31 @@ def starts(config: Config) -> st.SearchStrategy[tuple[Config, tuple[int, ...]]]:
     return st.tuples(st.just(config), st.tuples(*[st.integers(0, most)] * config.n_layers))
 
 
+@lru_cache(1000)
+def one_of(values: tuple[Any, ...]) -> st.SearchStrategy[Any]:
+    """One of these. To examine a new strategy takes Hypothesis as long as to draw from it a few times."""
+    return st.sampled_from(values)
+
+
+@lru_cache(1000)
+def up_to(most: int) -> st.SearchStrategy[int]:
+    """A number from 0 to `most`."""
+    return st.integers(0, most)
+
+
+@lru_cache(100)
+def special(count: int) -> st.SearchStrategy[list[float]]:
+    """So many of the values at the edges of float16."""
+    return st.lists(st.sampled_from(SPECIAL), min_size=count, max_size=count)
+
+
 configs = st.builds(Config, st.integers(*BLOCKS), st.integers(*SIZES), st.sampled_from(LAYERS), WIDE, WIDE)
-live = st.runner().flatmap(lambda machine: st.sampled_from(sorted(machine.run.oracle.tables)))
-behind = st.runner().flatmap(lambda machine: st.sampled_from(machine.lagging()))
-unused = st.runner().flatmap(lambda m: st.sampled_from([i for i in IDS if i not in m.run.oracle.tables]))
-layers = st.runner().flatmap(lambda machine: st.integers(0, machine.run.config.n_layers - 1))
+live = st.runner().flatmap(lambda machine: one_of(tuple(sorted(machine.run.oracle.tables))))
+behind = st.runner().flatmap(lambda machine: one_of(tuple(machine.lagging())))
+unused = st.runner().flatmap(lambda m: one_of(tuple(i for i in m.ids if i not in m.run.oracle.tables)))
+layers = st.runner().flatmap(lambda machine: up_to(machine.run.config.n_layers - 1))
 # Up to three blocks at once: an append that starts, fills and leaves blocks. None at all has to be refused.
-tokens = st.runner().flatmap(lambda machine: st.integers(0, 3 * machine.run.config.block_size))
+tokens = st.runner().flatmap(lambda machine: up_to(3 * machine.run.config.block_size))
 
 
 NEEDED = {"fork": "fork", "table": "block-tables", "truncate": "truncate"}
@@ -70,7 +89,19 @@ def _some_live(machine: "CacheMachine") -> bool:
 
 
 def _some_unused(machine: "CacheMachine") -> bool:
-    return len(machine.run.oracle.tables) < len(IDS)
+    return len(machine.run.oracle.tables) < len(machine.ids)
+
+
+def _some_behind(machine: "CacheMachine") -> bool:
+    return bool(machine.lagging())
+
+
+def _can_fork(machine: "CacheMachine") -> bool:
+    return _some_live(machine) and _some_unused(machine) and "fork" in machine.run.offers
+
+
+def _can_truncate(machine: "CacheMachine") -> bool:
+    return _some_live(machine) and "truncate" in machine.run.extends
 
 
 class Stopped(BaseException):
@@ -81,7 +112,9 @@ class Stopped(BaseException):
         self.broken = broken
 
 
-class _Run(Run):
+class MachineRun(Run):
+    """A run that the search leaves at once, with `Stopped`, when a call had to be stopped."""
+
     def _told(self, act: Callable[[], None]) -> None:
         try:
             super()._told(act)
@@ -95,6 +128,8 @@ class CacheMachine(RuleBasedStateMachine):
     """Random programs on one cache. Override `make_cache`; the reference is the default."""
 
     capabilities = frozenset(CAPABILITIES)
+    ids: ClassVar[range] = IDS
+    runner: ClassVar[type[MachineRun]] = MachineRun
     factory: Any = None
     """Set instead of overriding `make_cache` when a factory exists already; stories then name it."""
     tally: ClassVar[Counter[str]] = Counter()
@@ -107,7 +142,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.run = _Run(self.factory or self._made, self.broken)
+        self.run = self.runner(self.factory or self._made, self.broken)
         self._raised = sys.exc_info()[1]
 
     def _made(self, *sizes: int) -> PagedCache:
@@ -121,8 +156,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def line(self, name: str, *args: int | float, **more: Any) -> None:
         """Run one line of the program; whether it must be refused, and how, is the oracle's to say."""
-        op = Op(name, args, **more)
-        self.run.do(op._replace(refusal=min(self.run.refusals(op), default="")))
+        self.run.draw(Op(name, args, **more))
 
     def extend(self, seq: int, layer: int, n: int, **more: Any) -> None:
         """An append to one layer; to all of them, where layers do not grow by themselves."""
@@ -156,7 +190,7 @@ class CacheMachine(RuleBasedStateMachine):
         """An empty sequence, often under an id that was freed."""
         self.line("add", seq)
 
-    @precondition(lambda self: _some_live(self) and _some_unused(self) and "fork" in self.run.offers)
+    @precondition(_can_fork)
     @rule(parent=live, child=unused)
     def fork(self, parent: int, child: int) -> None:
         """A fork, at whatever unevenness the layers have."""
@@ -168,7 +202,7 @@ class CacheMachine(RuleBasedStateMachine):
         """An append to one layer; refused if, and only if, the pool cannot pay for it."""
         self.extend(seq, layer, n)
 
-    @precondition(lambda self: bool(self.lagging()))
+    @precondition(_some_behind)
     @rule(place=behind)
     def catch_up(self, place: Place) -> None:
         """A layer gets as long as the longest: in a fork it writes into several shared blocks at once."""
@@ -188,15 +222,14 @@ class CacheMachine(RuleBasedStateMachine):
         """Values at the edges of float16 (law 3)."""
         config = self.run.config
         count = config.n_kv_heads * config.d_head
-        some = st.lists(st.sampled_from(SPECIAL), min_size=count, max_size=count)
-        k, v = (trace.encode(np.array(data.draw(some), np.float32)) for _ in "kv")
+        k, v = (trace.encode(np.array(data.draw(special(count)), np.float32)) for _ in "kv")
         self.extend(seq, layer, 1, data=(k, v))
 
-    @precondition(lambda self: _some_live(self) and "truncate" in self.run.extends)
+    @precondition(_can_truncate)
     @rule(seq=live, data=st.data())
     def truncate(self, seq: int, data: st.DataObject) -> None:
         """A sequence is cut back, as speculative decoding does (law 17)."""
-        self.line("truncate", seq, data.draw(st.integers(0, max(self.run.oracle.lens(seq)))))
+        self.line("truncate", seq, data.draw(up_to(max(self.run.oracle.lens(seq)))))
 
     @precondition(_some_live)
     @rule(seq=live)
@@ -214,7 +247,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(seq=live, data=st.data())
     def wrong_argument(self, seq: int, data: st.DataObject) -> None:
         """An id, a layer or a count that is out of bounds is refused, and changes nothing (laws 10, 15)."""
-        gone, end = len(IDS), self.run.config.n_layers
+        gone, end = len(self.ids), self.run.config.n_layers
         longest = max(self.run.oracle.lens(seq))
         reads = [(gone, 0), (seq, end), (seq, -1)]
         calls: dict[str, Sequence[tuple[int | float, ...]]] = {
@@ -228,8 +261,8 @@ class CacheMachine(RuleBasedStateMachine):
             "gather": reads,
         }
         offered = [name for name in calls if NEEDED.get(name) in {None, *self.run.offers, *self.run.extends}]
-        name = data.draw(st.sampled_from(offered))
-        args = data.draw(st.sampled_from(calls[name]))
+        name = data.draw(one_of(tuple(offered)))
+        args = data.draw(one_of(tuple(calls[name])))
         self.line(name, *args)
 
     @invariant()

@@ -18,7 +18,7 @@ Half = NDArray[np.float16]
 def half(values: Any) -> Half:
     """Values rounded once to float16 by NumPy's cast, without a warning; every NaN the same NaN (law 3)."""
     with np.errstate(all="ignore"):
-        rounded = np.array(values).astype(np.float16)
+        rounded = np.asarray(values).astype(np.float16)
     rounded[np.isnan(rounded)] = np.nan
     return rounded
 

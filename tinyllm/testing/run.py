@@ -5,7 +5,8 @@ planted bug, a counterexample that is replayed. So whatever fails anywhere is a 
 """
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from tinyllm.testing import laws, trace
@@ -27,6 +28,7 @@ CHECKS: dict[Callable[[Step, Oracle], None], frozenset[str]] = {
     laws.check_cost: frozenset({"counts", "exact-cost"}),
 }
 """The checks of what can be counted, in order, and the capabilities that each needs."""
+CONTENTS = [partial(laws.check_contents, own=False), partial(laws.check_contents, own=True)]
 
 
 class Run:
@@ -37,6 +39,7 @@ class Run:
         self.factory = factory
         self.broken = broken if broken is not None else []
         self.offers = capabilities(factory)
+        self._counts = [check for check, needed in CHECKS.items() if needed <= self.offers]
         self.extends: frozenset[str] = frozenset()
         self.ops: list[Op] = []
         self.closed = False
@@ -46,6 +49,7 @@ class Run:
         self._wrong_need: LawBroken | None = None  # the first time that blocks_needed was wrong
         self._answers: list[Answer] = []
         self._scalars = 0
+        self._values: tuple[trace.Values, trace.Values]  # K and V of the last append
         self._cost = 0  # of what was done since the cache was last looked at
         self.start(Config(1, 1, 1, 1, 1))
 
@@ -68,28 +72,36 @@ class Run:
 
     def do(self, op: Op) -> None:
         """Run one line; what it must do by itself (be refused, or not) is checked here."""
-        self._step, self.refused = None, False
         self._offered(op)
-        expected = self.refusals(op)
+        expected, price = self._due(op)
         if bool(op.refusal) != bool(expected) or (expected and op.refusal not in expected):
             if lacking := {"lazy-copy", "exact-cost"} - self.offers:  # the program was written for more
                 raise NotOffered(", ".join(sorted(lacking)))
             said = f"expects {op.refusal}" if op.refusal else "expects success"
             due = f"would be refused with {' or '.join(sorted(expected))}" if expected else "would succeed"
             raise TraceError(f"'{op}' {said}, but a right cache {due} here")
+        self._line(op, expected, price)
+
+    def draw(self, op: Op) -> None:
+        """Run one line; whether it must be refused, and how, is the oracle's to say."""
+        expected, price = self._due(op)
+        if expected:
+            op = op._replace(refusal=min(expected))
+        self._offered(op)
+        self._line(op, expected, price)
+
+    def _line(self, op: Op, expected: frozenset[str], price: int) -> None:
+        self._step, self.refused = None, False
         self.ops.append(op)
-        self._told(lambda: self._do(op, expected))
+        self._told(lambda: self._do(op, expected, price))
 
     def block_conservation(self) -> None:
         """Lengths, tables, counts and sharing are the oracle's (laws 2, 4, 5, 6, 7, 8, 9)."""
-        for check, needed in CHECKS.items():
-            if needed <= self.offers:
-                self._check(check)
+        self._check(self._counts)
 
     def parent_immutability(self) -> None:
         """Every other sequence is as it was (law 7), and the one acted on is as the oracle has it (3, 4)."""
-        self._check(lambda step, oracle: laws.check_contents(step, oracle, own=False))
-        self._check(lambda step, oracle: laws.check_contents(step, oracle, own=True))
+        self._check(CONTENTS)
 
     def finish(self) -> None:
         """Hold what goes beyond the ten methods to its laws (16 to 20), as the cache is now.
@@ -123,18 +135,22 @@ class Run:
 
     def refusals(self, op: Op) -> frozenset[str]:
         """The errors of which a right cache must raise one, by the oracle; empty when it must succeed."""
+        return self._due(op)[0]
+
+    def _due(self, op: Op) -> tuple[frozenset[str], int]:
+        """The errors, and the blocks that the line takes if its arguments are right."""
         if op.name == "new":
-            return frozenset(_wrong_sizes(op.args))
+            return frozenset(_wrong_sizes(op.args)), 0
         if self._cache is None:
             raise TraceError(f"'{op}' comes before 'new'")
         if op.name == "close":
-            return frozenset()
+            return frozenset(), 0
         if self.closed:
-            return frozenset({"ValueError", *self._wrong_arguments(op)})
-        wrong = frozenset(self._wrong_arguments(op))
-        if not wrong and self._price(op) > self.oracle.free_blocks() and self._price(op):
-            return frozenset({"OutOfBlocks"})
-        return wrong
+            return frozenset({"ValueError", *self._wrong_arguments(op)}), 0
+        if wrong := frozenset(self._wrong_arguments(op)):
+            return wrong, 0
+        price = self._price(op)
+        return frozenset({"OutOfBlocks"} if price and price > self.oracle.free_blocks() else ()), price
 
     def _price(self, op: Op) -> int:
         """Blocks that a line with right arguments takes."""
@@ -183,10 +199,9 @@ class Run:
         if op.form and FORMS[op.form].refusal:
             yield FORMS[op.form].refusal
 
-    def _check(self, check: Callable[[Step, Oracle], None]) -> None:
-        if self._step is not None:
-            step = self._step
-            self._told(lambda: check(step, self.oracle))
+    def _check(self, checks: Sequence[Callable[[Step, Oracle], None]]) -> None:
+        if (step := self._step) is not None:
+            self._told(lambda: _each(checks, step, self.oracle))
 
     def _told(self, act: Callable[[], None]) -> None:
         """Let a broken law out with its program and its story."""
@@ -198,10 +213,9 @@ class Run:
             self.broken[:] = [broken]
             raise
 
-    def _do(self, op: Op, expected: frozenset[str]) -> None:
-        price = 0 if expected else self._price(op)
+    def _do(self, op: Op, expected: frozenset[str], price: int) -> None:
         if op.name == "append" and expected <= {"OutOfBlocks"} and self._wrong_need is None:
-            self._wrong_need = self._ask_need(op)
+            self._wrong_need = self._ask_need(op, price)
         raised = self._call(op)
         out_of_blocks = raised is not None and "OutOfBlocks" in _names(raised)
         may_refuse = "exact-cost" not in self.offers and op.name in {"append", "fork"}
@@ -219,7 +233,7 @@ class Run:
         if op.name == "new":
             self._cost = 0
         self._tell_oracle(op)
-        self._cost += price
+        self._cost += 0 if expected else price
         if self.closed or self._in_step(op):
             return
         before, self.view = self.view, look(self._cache, self.oracle, self.offers, self._answers)
@@ -232,11 +246,11 @@ class Run:
         self._step = Step(op.name, seq, layer, self._cost, before, self.view, self._tables)
         self._cost, self._tables = 0, dict(self.oracle.tables)  # it replaces a table, and changes none
 
-    def _ask_need(self, op: Op) -> LawBroken | None:
+    def _ask_need(self, op: Op, price: int) -> LawBroken | None:
         """What is wrong with what `blocks_needed` says of the line, if anything."""
         if "blocks_needed" in self.extends and "exact-cost" in self.offers:
             try:
-                check_need(self._cache, op.args, self._price(op))
+                check_need(self._cache, op.args, price)
             except LawBroken as broken:
                 return broken
         return None
@@ -283,6 +297,7 @@ class Run:
         """Make the call; afterwards overwrite every array that was passed (law 12)."""
         if op.name == "append":
             k, v = trace.values(op, self._scalars, self.config)
+            self._values = k.copy(), v.copy()  # what becomes of the others is the cache's doing
             given = FORMS[op.form].make(k, v) if op.form else (k, v)
             left = image(given[0]), image(given[1])
             strict = Warning if op.data is not None else RuntimeWarning
@@ -319,7 +334,7 @@ class Run:
             self.start(Config(*args))
             self._scalars = 0
         elif op.name == "append":
-            k, v = trace.values(op, self._scalars, self.config)
+            k, v = self._values
             self.oracle.append(args[0], args[1], k, v)
             self._scalars += k.size if op.data is None else 0
         elif op.name in {"add", "fork", "free", "truncate"}:
@@ -336,6 +351,11 @@ def replay(factory: Factory, text: str) -> Run:
         run.step(op)
     run.finish()
     return run
+
+
+def _each(checks: Sequence[Callable[[Step, Oracle], None]], step: Step, oracle: Oracle) -> None:
+    for check in checks:
+        check(step, oracle)
 
 
 def _wrong_sizes(sizes: tuple[int | float, ...]) -> Iterable[str]:

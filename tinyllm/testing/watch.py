@@ -32,11 +32,11 @@ def watch_over(factory: Any) -> "Watch":
     return Watch(max(LIMIT, getattr(factory, "patience", 0.0)))
 
 
-def watched(call: Callable[[], T]) -> T:
+def watched(call: Callable[..., T], *args: Any) -> T:
     """Make a call that `Watch` may stop, with NotReturned: it looks for the frame of this function."""
     global _calls  # noqa: PLW0603 - what costs least
     _calls += 1
-    return call()
+    return call(*args)
 
 
 class Watch:

@@ -1,0 +1,133 @@
+"""A Dask cluster as an executor: units of work go to its workers, each with all that it needs.
+
+Dask does the scheduling: a unit whose worker dies is given to another. What we add is what a unit takes along
+(`luggage`), the process that it is done in (`station`), and words for what can go wrong.
+"""
+
+import logging
+import pickle
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Executor, Future
+from contextlib import contextmanager
+from typing import Any
+
+from mutants import station
+from mutants.luggage import Luggage
+from mutants.station import StationError, Versions
+
+SCHEME = "dask://"
+WAIT = 5.0  # seconds, for a scheduler that answers, and for its first worker
+RETRIES = 2  # of a unit whose process is gone; those of a worker that is gone are Dask's own
+
+
+class ClusterError(Exception):
+    """The cluster cannot be used, or was lost; the message says which, and what to do."""
+
+
+def _hush() -> None:
+    """What Dask would log of a cluster that is lost, with tracebacks, is said by us in a line."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.partition(".")[0] == "distributed":
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+class Cluster(Executor):
+    """The workers of a Dask scheduler.
+
+    Args:
+        address: `dask://HOST:PORT`, of the scheduler.
+        luggage: the files that every unit takes along.
+
+    Raises:
+        ClusterError: no scheduler there, no worker, or one with other versions than here.
+        ModuleNotFoundError: the extra `cluster` is not installed.
+    """
+
+    def __init__(self, address: str, luggage: Luggage) -> None:
+        from distributed import Client  # noqa: PLC0415 - of the extra `cluster`
+
+        if not address.startswith(SCHEME) or ":" not in address.removeprefix(SCHEME):
+            raise ClusterError(f"{address}: a cluster is named as {SCHEME}HOST:PORT, by its scheduler")
+        _hush()
+        self.address = address
+        self._luggage = luggage
+        self._versions = station.versions()
+        try:
+            connect: Any = Client  # it has no types
+            self._client = connect("tcp://" + address.removeprefix(SCHEME), timeout=WAIT)
+        except (OSError, ValueError, TimeoutError) as error:
+            raise ClusterError(f"no Dask scheduler answers at {address}: {error}") from error
+        try:
+            self._compare()
+        except BaseException:
+            self._client.close()
+            raise
+        self._executor = self._client.get_executor(pure=False, retries=RETRIES)
+
+    def _compare(self) -> None:
+        try:
+            self._client.wait_for_workers(1, timeout=WAIT)
+        except TimeoutError as error:
+            raise ClusterError(f"the cluster at {self.address} has no worker") from error
+        try:
+            found: dict[str, Versions] = self._client.run(station.versions)
+        except Exception as error:  # Dask has its own way to say that a module is missing
+            text = f"the workers of {self.address} cannot do this; they need tinyllm-paged[cluster]: {error}"
+            raise ClusterError(text) from error
+        for worker, versions in found.items():
+            if differ := station.differences(self._versions, versions):
+                raise ClusterError(f"the worker {worker} would decide otherwise: {differ}")
+
+    @property
+    def threads(self) -> int:
+        """How many units the cluster does at the same time, as of now; at least 1. Raises ClusterError."""
+        with self._lost():
+            return max(1, sum(int(count) for count in self._client.nthreads().values()))
+
+    def place(self, path: str) -> str:
+        """How a path on this machine is named where the work is done."""
+        return self._luggage.place(path)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Have a worker call `fn(*args)` in a process of its own.
+
+        The future fails with ClusterError where the work was not done: the cluster was lost, or refuses.
+        """
+        if kwargs:
+            raise TypeError(f"a unit takes no keywords: {sorted(kwargs)}")
+        unit = pickle.dumps((fn, args))
+        done: Future[Any] = Future()
+        with self._lost():
+            inner = self._executor.submit(station.away, self._versions, self._luggage, unit)
+        inner.add_done_callback(lambda one: self._pass_on(one, done))
+        done.add_done_callback(lambda one: inner.cancel() if one.cancelled() else None)
+        return done
+
+    def _pass_on(self, inner: Future[Any], done: Future[Any]) -> None:
+        if not done.set_running_or_notify_cancel():
+            return
+        try:
+            done.set_result(inner.result())
+        except CancelledError:
+            done.set_exception(self._gone())
+        except StationError as error:
+            done.set_exception(ClusterError(f"a worker of {self.address} could not do its work: {error}"))
+        except Exception as error:  # KilledWorker, say: several workers in a row were gone
+            text = f"the cluster at {self.address} gave up: {type(error).__name__}: {error}"
+            done.set_exception(ClusterError(text))
+
+    @contextmanager
+    def _lost(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            raise self._gone() from error
+
+    def _gone(self) -> ClusterError:
+        return ClusterError(f"the cluster at {self.address} was lost: its scheduler is gone")
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Leave the cluster; what is not done there is cancelled."""
+        del wait, cancel_futures
+        self._executor.shutdown(wait=False)
+        self._client.close(timeout=2)

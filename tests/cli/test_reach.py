@@ -1,0 +1,76 @@
+"""`tinyllm reach`: several soaks, told as one."""
+
+import html
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tinyllm.cli.reach import Report
+from tinyllm.testing.reach import FEATURES
+
+Invoke = Callable[..., Any]
+OFFERS = frozenset({"fork", "truncate", "independent-layers"})
+EVERY = Counter({(name, step): 10 for name, one in FEATURES.items() for step in one.steps})
+
+
+def saved(path: Path, **more: Any) -> Path:
+    report = Report("mine.py", 7, "1/2", 60.0, 100, 5000, Counter(EVERY), OFFERS)
+    for name, value in more.items():
+        setattr(report, name, value)
+    path.write_text(json.dumps(report.as_json()), encoding="utf-8")
+    return path
+
+
+def test_a_report_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = saved(tmp_path / "r.json", law=8, trace="x.trace", story="the story", code=1, replayed=3)
+    found = json.loads(path.read_text())
+    assert Report.from_json(found).as_json() == found
+
+
+def test_reports_are_added_up(invoke: Invoke, tmp_path: Path) -> None:
+    rare = EVERY - Counter({("copied", 8): 10, ("sharing", 8): 10})
+    one = saved(tmp_path / "1.json", reached=rare)
+    other = saved(tmp_path / "2.json", reached=EVERY - Counter({("copied", 8): 10}), shard="2/2")
+    done = invoke("reach", str(one), str(other))
+    assert done.exit_code == 0
+    assert done.stdout.count("mine.py") == 2
+    assert "8 5.0%" in done.stdout, "10 of 200"
+    assert "8 never" in done.stdout
+    assert "Not reached: shared blocks that one append copied: 8 or more\n" in done.stdout
+
+
+def test_one_that_found_something_decides(invoke: Invoke, tmp_path: Path) -> None:
+    files = [
+        saved(tmp_path / "1.json"),
+        saved(tmp_path / "2.json", law=8, story="law 8, at length", code=1),
+        saved(tmp_path / "3.json", code=6),
+    ]
+    done = invoke("reach", *map(str, files))
+    assert done.exit_code == 1
+    assert "law 8 is broken" in done.stdout
+    assert "law 8, at length" in done.stdout
+    assert "ended with 6" in done.stdout
+    assert invoke("reach", str(files[0]), str(files[2])).exit_code == 6
+
+
+def test_the_summary_of_a_job(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    summary = tmp_path / "summary.md"
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    invoke("reach", str(saved(tmp_path / "1.json", law=8, story="a <b> story", code=1)))
+    text = summary.read_text(encoding="utf-8")
+    assert html.unescape(text).startswith("### FAIL: 100 programs, 5,000 steps: law 8 is broken\n")
+    assert "tables that hold one block" in text
+    assert "a &lt;b&gt; story" in text
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"implementation": 1, "seed": "x"}', "\xff"])
+def test_what_is_no_report(invoke: Invoke, tmp_path: Path, text: str) -> None:
+    (tmp_path / "r.json").write_text(text, encoding="latin-1")
+    done = invoke("reach", "r.json")
+    assert done.exit_code == 2
+    assert "r.json " in done.stderr
+    assert invoke("reach", "none.json").exit_code == 2

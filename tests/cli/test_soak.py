@@ -1,0 +1,274 @@
+"""`tinyllm soak`: what it finds is kept at once and run again first; however it ends, it says what it did."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from mutants.bugs import load_set
+from mutants.process import Cancel, Here
+from tinyllm.cli.search import _seed
+from tinyllm.cli.slice import search
+from tinyllm.cli.soak import duration, shard_of
+from tinyllm.testing.laws import LawBroken
+
+from .conftest import REFERENCE, plain_environment
+
+Call = Callable[..., Any]
+PASS, WEAK, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str, str], Path]:
+    """Writes a cache: the reference with one bug, or a subclass of it with this body."""
+    known = {bug.id: bug for bug in load_set("all")}
+
+    def make(name: str, what: str) -> Path:
+        path = tmp_path / name
+        if what in known:
+            text = known[what].apply(REFERENCE.read_text(encoding="utf-8"))
+        else:
+            text = f"import os\nfrom tinyllm.infer.paged import PagedKVCache as Right\n{what}"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return make
+
+
+@pytest.fixture
+def tinyllm_process(command: str, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Starts the command, in the test's own folder."""
+
+    def start(*arguments: object) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [command, *map(str, arguments)],
+            cwd=tmp_path,
+            env=plain_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return start
+
+
+def folder(tmp_path: Path) -> list[str]:
+    """The files of the default folder of traces, by name."""
+    return sorted(path.name for path in (tmp_path / "tinyllm-traces").glob("*"))
+
+
+def test_the_report_says_what_was_reached_and_what_was_not(tinyllm: Call, tmp_path: Path) -> None:
+    done = tinyllm("soak", "--for", "4s", "--seed", 5, "--json", "r.json")
+    assert done.returncode == PASS, done.stdout + done.stderr
+    assert "PASS" in done.stdout
+    assert "(seed 5, shard 1/1)" in done.stdout
+    assert "tables that hold one block" in done.stdout
+    assert "Out of reach: " in done.stdout
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert f"{report['programs']:,} programs, {report['steps']:,} steps" in done.stdout
+    assert (report["seed"], report["shard"], report["exitCode"], report["law"]) == (5, "1/1", PASS, None)
+    assert report["seconds"] >= 4
+    missed = [name for name, steps in report["reach"].items() if not all(steps.values())]
+    assert len(missed) == len(report["notReached"])
+    for one in report["notReached"]:
+        assert one in " ".join(done.stdout.split())
+    assert folder(tmp_path) == []
+
+
+def test_what_is_found_is_kept_and_run_again_first(tinyllm: Call, tmp_path: Path, write: Call) -> None:
+    path = write("mine.py", "s07")
+    done = tinyllm("soak", path, "--for", "5m", "-j", 1, "--seed", 1, "--json", "r.json")
+    assert done.returncode == WEAK, done.stdout + done.stderr
+    (name,) = folder(tmp_path)
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["trace"] == f"tinyllm-traces/{name}"
+    assert f"The trace: tinyllm-traces/{name}; tinyllm replay runs it again." in done.stdout
+    law = report["law"]
+    assert name.startswith(f"law-{law:02}-")
+    assert f"law {law}, " in done.stdout
+    text = (tmp_path / "tinyllm-traces" / name).read_text()
+    assert text.startswith(f"# law {law}, ")
+    assert "not made shorter" not in text
+    assert tinyllm("replay", f"tinyllm-traces/{name}", path).returncode == WEAK
+
+    again = tinyllm("soak", path, "--for", "5m", "-j", 1, "--json", "r.json")
+    assert again.returncode == WEAK
+    assert f"tinyllm-traces/{name} still fails" in again.stdout
+    assert f"law {law}, " in again.stdout
+    assert json.loads((tmp_path / "r.json").read_text())["programs"] == 0
+
+    right = tinyllm("soak", "--for", "1s")
+    assert right.returncode == PASS
+    assert "1 known counterexamples hold, from tinyllm-traces" in right.stdout
+
+
+def test_a_cache_that_ends_its_process(tinyllm: Call, tmp_path: Path, write: Call) -> None:
+    body = "class PagedKVCache(Right):\n  def free(self, seq):\n    print('bye', flush=True); os._exit(3)\n"
+    path = write("mine.py", body)
+    for _ in range(2):  # the second time it is what is run first
+        done = tinyllm("soak", path, "--for", "5m", "-j", 1)
+        assert done.returncode == WEAK, done.stdout + done.stderr
+        assert "the process ended, after this was printed:\nbye" in done.stdout
+    (name,) = folder(tmp_path)
+    text = (tmp_path / "tinyllm-traces" / name).read_text()
+    assert name.startswith("died-")
+    assert text.splitlines()[-1].startswith("free ")
+    assert tinyllm("soak", "--for", "1s").returncode == PASS
+
+
+def test_a_law_broken_is_known_before_it_is_made_shorter(write: Call) -> None:
+    """The cache ends its process while its counterexample is made shorter: the long one is told."""
+    body = (
+        "class PagedKVCache(Right):\n"
+        "    made = 0\n"
+        "    def free(self, seq):\n"
+        "        PagedKVCache.made += 1\n"
+        "        if PagedKVCache.made > 1: os._exit(1)\n"
+    )
+    heard: list[Any] = []
+    found = search(str(write("mine.py", body)), 1, 300.0, Cancel(), Here(heard.append))
+    assert isinstance(found.soaked.broken, LawBroken)
+    told = [one for one in heard if isinstance(one, LawBroken)]
+    assert [one.trace for one in told] == [found.soaked.broken.trace]
+    assert "free " in found.soaked.broken.trace
+
+
+def test_traces_that_say_nothing(tinyllm: Call, tmp_path: Path) -> None:
+    """One that is damaged is told, and the night goes on."""
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept/half.trace").write_bytes(b"new 4 2 1 1 1\nadd 0\nappend 0 \xff")
+    (tmp_path / "kept/good.trace").write_text("new 4 2 1 1 1\nadd 0\n")
+    (tmp_path / "kept/notes.txt").write_text("not a trace")
+    done = tinyllm("soak", "--for", "1s", "--traces", "kept")
+    assert done.returncode == PASS, done.stdout + done.stderr
+    assert "kept/half.trace: not run: " in done.stdout
+    assert "1 known counterexamples hold, from kept" in done.stdout
+
+
+def test_a_folder_that_cannot_be_written(tinyllm: Call, tmp_path: Path, write: Call) -> None:
+    """The program is told all the same."""
+    (tmp_path / "file").write_text("")
+    done = tinyllm("soak", write("mine.py", "s07"), "--for", "5m", "-j", 1, "--traces", "file/below")
+    assert done.returncode == WEAK, done.stderr
+    assert "the trace cannot be written to file/below: Not a directory" in done.stdout
+    assert "replay(PagedKVCache" in done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_ends_with_its_report_when_it_is_told_to(
+    tinyllm_process: Call, tmp_path: Path, number: int
+) -> None:
+    process = tinyllm_process("soak", "--for", "5m", "-j", 1, "--json", "r.json")
+    time.sleep(8)
+    process.send_signal(number)
+    said, error = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, said + error
+    assert error == ""
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["programs"] > 0, "what a search had done by then is counted"
+    assert f"PASS  {report['programs']:,} programs" in said
+    assert "ended early" in said
+
+
+def test_a_law_found_broken_is_told_when_it_ends_early(
+    tinyllm_process: Call, tmp_path: Path, write: Call
+) -> None:
+    """Ctrl-C comes while the counterexample is made shorter, which takes long here."""
+    body = (
+        "import time\n"
+        "class PagedKVCache(Right):\n"
+        "    found = False\n"
+        "    def free(self, seq):\n"
+        "        PagedKVCache.found = True\n"
+        "    def add_seq(self, seq):\n"
+        "        if PagedKVCache.found: time.sleep(1)\n"
+        "        super().add_seq(seq)\n"
+    )
+    process = tinyllm_process("soak", write("mine.py", body), "--for", "5m", "-j", 1, "--json", "r.json")
+    deadline = time.monotonic() + 120
+    while not folder(tmp_path):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    said, error = process.communicate(timeout=60)
+    assert process.returncode == WEAK, said + error
+    (name,) = folder(tmp_path)
+    assert "not made shorter yet" in (tmp_path / "tinyllm-traces" / name).read_text()
+    assert f"The trace: tinyllm-traces/{name}" in said
+    assert json.loads((tmp_path / "r.json").read_text())["law"]
+
+
+def test_live_progress(on_terminal: Call) -> None:
+    code, shown = on_terminal("soak", "--for", "4s", "-j", "1", columns=100)
+    assert code == PASS
+    assert "1 searches under way, " in shown
+    assert "left; Ctrl-C ends it with its report" in shown
+
+
+def test_a_narrow_terminal(on_terminal: Call) -> None:
+    code, shown = on_terminal("soak", "--for", "2s", "-j", "1", columns=40)
+    assert code == PASS
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    assert max(map(len, plain.splitlines())) <= 40
+    assert "never" in plain
+
+
+def test_an_engine_behind_a_pipe(tinyllm: Call) -> None:
+    engine = Path(__file__).parents[1] / "testing" / "pipe_engine.py"
+    done = tinyllm("soak", "--exec", f"{sys.executable} {engine}", "--for", "2s", "-j", 1)
+    assert done.returncode == PASS, done.stdout + done.stderr
+    assert "blocks that one truncate gave back" not in done.stdout, "it does not offer that"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--for", "soon"), "soon is no time such as 8h, 1h30m, 90s or 90"),
+        (("--for", "0"), "0 is less than a second"),
+        (("--for", ""), "is no time such as"),
+        (("--shard", "3/2"), "3/2 is no shard such as 2/8"),
+        (("--shard", "0/2"), "0/2 is no shard"),
+        (("--shard", "1"), "1 is no shard"),
+        (("nowhere.py",), "there is no file nowhere.py"),
+        (("no.such.module",), "there is no module 'no.such.module' here"),
+        (("--traces", __file__), "is a file; it has to be a folder"),
+        (("--json", "/nowhere/r.json"), "/nowhere/r.json cannot be written"),
+        (("mine.py", "--exec", "x"), "name one of the two"),
+        (("--exec", "/nowhere/engine"), "/nowhere/engine"),
+        (("-j", "0"), "0 is no whole number of at least 1"),
+    ],
+)
+def test_wrong_options_are_refused(tinyllm: Call, arguments: tuple[str, ...], said: str) -> None:
+    done = tinyllm("soak", *arguments)
+    assert done.returncode == USAGE, done.stdout
+    assert said in " ".join(done.stderr.replace("│", " ").split())
+    assert "Traceback" not in done.stderr
+
+
+def test_times() -> None:
+    times = {"8h": 28800, "1h30m": 5400, "90s": 90, "90": 90, "1m1s": 61, "1.5s": 1.5, " 2m ": 120}
+    assert {text: duration(text) for text in times} == times
+    with pytest.raises(typer.BadParameter):
+        duration("1s1h")
+
+
+def test_shards_and_soaks_draw_programs_of_their_own() -> None:
+    assert shard_of("2/8") == (2, 8)
+    seeds = {_seed(base, number) for base in range(50) for number in range(50)}
+    assert len(seeds) == 2500
+    assert max(seeds) < 2**64
+
+
+def test_nothing_is_left_behind(tinyllm: Call, tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    assert tinyllm("soak", "--for", "1s", TMPDIR=str(temporary)).returncode == PASS
+    assert list(temporary.iterdir()) == []

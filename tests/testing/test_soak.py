@@ -1,0 +1,95 @@
+"""The machine for hours: larger programs, a clock, and a record of the program that is being run."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mutants.process import call
+from tinyllm.infer.paged import PagedKVCache
+from tinyllm.testing.contract import Factory
+from tinyllm.testing.laws import LawBroken
+from tinyllm.testing.run import replay
+from tinyllm.testing.soak import Soaked, soak
+from tinyllm.testing.trace import parse
+
+
+def test_it_ends_when_the_time_is_up_and_says_how_far_it_came() -> None:
+    heard: list[Any] = []
+    started = time.monotonic()
+    found = soak(PagedKVCache, 1, 4.0, heard.append)
+    assert time.monotonic() - started >= 4.0
+    assert found.broken is None
+    assert found.lines > found.programs > 0
+    assert found.reached["live", 2] > 0
+    assert all(count <= found.programs for count in found.reached.values())
+    assert "truncate" in found.offers
+    assert "fork" in found.offers
+    assert heard, "it tells how far it is"
+    assert all(isinstance(one, Soaked) and one.programs <= found.programs for one in heard)
+
+
+def test_pools_are_larger_than_those_of_check() -> None:
+    class Seen(PagedKVCache):
+        sizes: set[int] = set()  # noqa: RUF012
+
+        def __init__(self, num_blocks: int, *more: int) -> None:
+            super().__init__(num_blocks, *more)
+            self.sizes.add(num_blocks)
+
+    soak(Seen, 2, 3.0)
+    assert max(Seen.sizes) > 9
+    assert min(Seen.sizes) < 10
+
+
+@pytest.mark.parametrize("name", ["s07", "w05", "e03"])
+def test_a_bug_is_found_told_at_once_and_made_short(name: str, named: Callable[[str], Factory]) -> None:
+    heard: list[Any] = []
+    found = soak(named(name), 3, 300.0, heard.append)
+    assert found.broken is not None
+    raw = [one for one in heard if isinstance(one, LawBroken)]
+    assert len(raw) == 1
+    assert len(found.broken.trace.splitlines()) <= len(raw[0].trace.splitlines())
+    for one in (raw[0], found.broken):
+        with pytest.raises(LawBroken):
+            replay(named(name), one.trace)
+
+
+def test_the_same_seed_draws_the_same_programs(named: Callable[[str], Factory]) -> None:
+    def first(seed: int) -> str:
+        heard: list[Any] = []
+        soak(named("s07"), seed, 300.0, heard.append)
+        return next(one.trace for one in heard if isinstance(one, LawBroken))
+
+    assert first(5) == first(5)
+
+
+def test_the_program_that_is_being_run_is_in_a_file(tmp_path: Path) -> None:
+    """A cache that ends its process leaves the program behind, with the line that did it."""
+    flight = tmp_path / "flight"
+    ended = call(_fatal, flight, timeout=120)
+    assert ended.how == "died"
+    *before, last = parse(flight.read_text(encoding="utf-8"))
+    assert before[0].name == "new"
+    assert (last.name, sum(op.name == "fork" for op in before)) == ("fork", 2)
+
+
+def _fatal(send: Any, flight: Path) -> None:
+    import os  # noqa: PLC0415
+
+    del send
+
+    class Fatal(PagedKVCache):
+        def __init__(self, *sizes: int) -> None:
+            super().__init__(*sizes)
+            self._forks = 0
+
+        def fork(self, parent: Any, child: Any) -> None:
+            super().fork(parent, child)
+            self._forks += 1
+            if self._forks == 3:
+                os._exit(1)
+
+    soak(Fatal, 1, 300.0, flight=flight)

@@ -1,0 +1,198 @@
+"""What a soak did and reached, as a table, as JSON, and of several soaks together: `tinyllm reach`."""
+
+import io
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console, Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from tinyllm.cli.gate import append
+from tinyllm.cli.screen import fail, terminal
+
+if TYPE_CHECKING:
+    from tinyllm.testing.reach import Reached
+
+PASS, WEAK, USAGE = 0, 1, 2
+WIDE = 95  # characters: what the table of what was reached needs
+RARE = 0.001  # of the programs: fewer are counted, not given as a share
+
+
+@dataclass
+class Report:
+    """One soak: what was searched, for how long, how far it got, and what it found."""
+
+    implementation: str
+    seed: int
+    shard: str = "1/1"
+    seconds: float = 0.0
+    programs: int = 0
+    lines: int = 0
+    reached: "Reached" = field(default_factory=Counter)
+    offers: frozenset[str] = frozenset()
+    replayed: int = 0
+    law: int | None = None
+    trace: str = ""
+    story: str = ""
+    code: int = PASS
+
+    def as_json(self) -> dict[str, Any]:
+        """The report for machines."""
+        from tinyllm.testing.reach import FEATURES, missed  # noqa: PLC0415 - heavy
+
+        reach = {
+            name: {str(step): self.reached[name, step] for step in one.steps}
+            for name, one in FEATURES.items()
+        }
+        return {
+            "implementation": self.implementation,
+            "seed": self.seed,
+            "shard": self.shard,
+            "seconds": round(self.seconds, 1),
+            "programs": self.programs,
+            "steps": self.lines,
+            "reach": reach,
+            "notReached": missed(self.reached, self.offers),
+            "offers": sorted(self.offers),
+            "replayed": self.replayed,
+            "law": self.law,
+            "trace": self.trace,
+            "story": self.story,
+            "exitCode": self.code,
+        }
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> "Report":
+        """What `as_json` made. Raises KeyError, TypeError, ValueError or AttributeError for anything else."""
+        return cls(
+            str(found["implementation"]),
+            int(found["seed"]),
+            str(found["shard"]),
+            float(found["seconds"]),
+            int(found["programs"]),
+            int(found["steps"]),
+            Counter(
+                {
+                    (name, int(step)): int(count)
+                    for name, steps in found["reach"].items()
+                    for step, count in steps.items()
+                }
+            ),
+            frozenset(found["offers"]),
+            int(found["replayed"]),
+            found["law"],
+            str(found["trace"]),
+            str(found["story"]),
+            int(found["exitCode"]),
+        )
+
+
+def reach(
+    files: Annotated[list[Path], typer.Argument(metavar="REPORT...", help="Files of `tinyllm soak --json`.")],
+) -> None:
+    """Add up the reports of several soaks: what they did, what they reached together, and what none did.
+
+    Under GitHub Actions the summary of the job gets it as well. The exit code is that of the worst of them: 1
+    where a law is broken.
+
+    Example: `tinyllm reach soak-*/report.json`
+    """
+    from mutants import github, junit  # noqa: PLC0415 - heavy
+
+    reports = [_read(file) for file in files]
+    console = terminal()
+    table = Table("soak", "shard", "seed", box=None, pad_edge=False)
+    for name in ("seconds", "programs", "steps"):
+        table.add_column(name, justify="right")
+    table.add_column("found")
+    for one in reports:
+        table.add_row(
+            escape(one.implementation),
+            one.shard,
+            str(one.seed),
+            f"{one.seconds:,.0f}",
+            f"{one.programs:,}",
+            f"{one.lines:,}",
+            _found(one),
+        )
+    console.print(table)
+    console.print()
+    console.print(picture(reports, console.width))
+    broken = [one for one in reports if one.story]
+    for one in broken:
+        console.print()
+        console.print(one.story, markup=False, soft_wrap=True)
+    code = max((one.code for one in reports), key=lambda code: (code == WEAK, code))
+    if path := os.environ.get("GITHUB_STEP_SUMMARY"):
+        plain = Console(width=110, file=io.StringIO(), color_system=None)
+        plain.print(table, "", picture(reports, plain.width))
+        shown = plain.file.getvalue()  # type: ignore[attr-defined]
+        parts = [f"### {'FAIL' if code else 'PASS'}: {github.text(headline(reports))}\n"]
+        parts += [github.detail("the shortest program that shows it", one.story) for one in broken]
+        parts += [f"\n```\n{junit.printable(shown)}```\n"]
+        append(Path(path), github.fit(parts))
+    raise typer.Exit(code)
+
+
+def _read(file: Path) -> Report:
+    try:
+        return Report.from_json(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError) as error:
+        fail(USAGE, f"{file} cannot be read: {getattr(error, 'strerror', None) or error}")
+    except (KeyError, TypeError, ValueError, AttributeError):
+        fail(USAGE, f"{file} is no report of `tinyllm soak --json`")
+
+
+def _found(one: Report) -> str:
+    if one.story:
+        return f"[red]law {one.law} is broken[/red]" if one.law else "[red]its process died[/red]"
+    return "nothing" if one.code == PASS else f"ended with {one.code}"
+
+
+def headline(reports: Sequence[Report]) -> str:
+    """What several soaks did, in one line."""
+    programs, lines = sum(one.programs for one in reports), sum(one.lines for one in reports)
+    broken = sorted({one.law for one in reports if one.law})
+    laws = ", ".join(map(str, broken))
+    end = f"law {laws} is broken" if broken else "a process died" if any(one.story for one in reports) else ""
+    return f"{programs:,} programs, {lines:,} steps: {end or 'every law holds'}"
+
+
+def picture(reports: Sequence[Report], width: int, *, whole: bool = True) -> Group:
+    """How far the programs of some soaks came, and what none of them came to, so many characters wide."""
+    from tinyllm.testing.reach import BEYOND, FEATURES, missed  # noqa: PLC0415 - heavy
+
+    reached: Reached = sum((one.reached for one in reports), Counter())
+    offers = frozenset().union(*(one.offers for one in reports))
+    programs = sum(one.programs for one in reports)
+    wide = width >= WIDE
+    heads = ("at least so much in a program", "share of programs", "", "", "")
+    table = Table(
+        *(heads if wide else ["at least so much, in a share of programs"]), box=None, pad_edge=False
+    )
+    for name, one in FEATURES.items():
+        if one.needs and one.needs not in offers and programs:
+            continue
+        cells = [_cell(step, reached[name, step], programs) for step in one.steps]
+        for row in [[one.title, *cells]] if wide else [[one.title], ["  " + "  ".join(cells)]]:
+            table.add_row(*row)
+    never = "; ".join(missed(reached, offers) if programs else []) or "nothing of the above"
+    lines = [Text.assemble(("Not reached: ", "bold"), never)]
+    lines += [Text.assemble(("Out of reach: ", "bold"), BEYOND)] if whole else []
+    return Group(table, Text(), *lines)
+
+
+def _cell(step: int, count: int, programs: int) -> str:
+    if not programs:
+        return f"{step}"
+    if not count:
+        return f"{step} [red]never[/red]"
+    return f"{step} {count / programs:.1%}" if count >= RARE * programs else f"{step} {count} times"

@@ -1,0 +1,258 @@
+"""The work of `tinyllm soak`: known counterexamples first, then searches, one after another."""
+
+import hashlib
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.text import Text
+
+from mutants.cluster import ClusterError
+from mutants.process import Cancel, Here
+from tinyllm.cli import traces
+from tinyllm.cli.pool import Pool
+from tinyllm.cli.reach import Report, picture
+from tinyllm.cli.slice import Slice, again, search
+from tinyllm.testing.laws import LawBroken
+from tinyllm.testing.soak import Soaked
+
+PASS, WEAK, USAGE, LOST, INTERRUPTED = 0, 1, 2, 6, 130
+SLICE = 30.0  # seconds of one search: as often a cluster says how far it is, and as much goes with a worker
+LOOK = 0.25  # seconds between two looks at the clock
+SAY = 60.0  # seconds between two lines of progress, where there is no terminal
+LATE = 300.0  # seconds that a search may take longer than it should: what it found is made shorter
+
+
+class Search:
+    """One soak; the report has what it did. `problem` says why it could not go on."""
+
+    def __init__(self, console: Console, report: Report, part: tuple[int, int], folder: Path) -> None:
+        self.console = console
+        self.report = report
+        self.problem = ""
+        self._numbers = itertools.count(part[0] - 1, part[1])
+        self._folder = folder
+        self._cancelled = Cancel()
+        self._running: dict[Future[Slice], int] = {}
+        self._partial: dict[int, Soaked] = {}  # the last that was heard of the searches under way
+        self._raw: dict[int, tuple[LawBroken, Path | None]] = {}  # not made shorter yet
+
+    def run(self, workers: Pool, seconds: float) -> None:
+        """Search for so many seconds, until a law breaks, or until someone ends it."""
+        started = time.monotonic()
+        try:
+            self._replay(workers)
+            if self.report.code == PASS:
+                self._search(workers, started + seconds)
+        except (KeyboardInterrupt, SystemExit) as stop:
+            self.report.code = int(stop.code or 0) if isinstance(stop, SystemExit) else INTERRUPTED
+        except ClusterError as error:
+            self.report.code, self.problem = LOST, str(error)
+        finally:
+            self._cancelled.set()
+            self.report.seconds = time.monotonic() - started
+            for one in self._partial.values():
+                self._add(one)
+            for broken, path in self._raw.values():  # found all the same
+                self._found(Slice(Soaked(broken=broken)), path)
+
+    def show(self) -> None:
+        """The end, for a person: what was found, how far it came, what it did not reach."""
+        report, say = self.report, self.console.print
+        if report.story:
+            say()
+            say(report.story, markup=False, soft_wrap=True)
+            if report.trace:
+                say(f"\nThe trace: {escape(report.trace)}; tinyllm replay runs it again.", soft_wrap=True)
+            for _, path in self._raw.values():
+                say(f"Not made shorter: {escape(str(path))}", soft_wrap=True)
+        say()
+        if report.programs:
+            say(picture([report], self.console.width))
+            say()
+        verdict = "[bold red]FAIL[/bold red]" if report.story else "[bold green]PASS[/bold green]"
+        ended = "" if report.code in {PASS, WEAK} else ", ended early"
+        say(f"{verdict}  {_counts(report)}{ended}  [dim](seed {report.seed}, shard {report.shard})[/dim]")
+
+    def _place(self, workers: Pool) -> str:
+        path, colon, name = self.report.implementation.partition(":")
+        return self.report.implementation if path == "exec" else workers.place(path) + colon + name
+
+    def _replay(self, workers: Pool) -> None:
+        """Run what is known again; any law that it still breaks ends the soak."""
+        impl = self._place(workers)
+        runs = {
+            workers.executor.submit(again, impl, text, self._cancelled): path
+            for path, text in traces.known(self._folder).items()
+        }
+        for future in _as_done(runs):
+            path, one = runs[future], future.result()
+            if one.unusable:
+                self._refuse(one.unusable)
+                return
+            if one.skipped:
+                self.console.print(
+                    f"[yellow]{escape(str(path))}: not run: {escape(one.skipped)}[/yellow]", soft_wrap=True
+                )
+                continue
+            self.report.replayed += 1
+            if one.died or one.soaked.broken:
+                self.console.print(f"[red]{escape(str(path))} still fails[/red]", soft_wrap=True)
+                self._found(one, path)
+        if self.report.replayed and self.report.code == PASS:
+            self.console.print(
+                f"{self.report.replayed} known counterexamples hold, from {escape(str(self._folder))}"
+            )
+
+    def _search(self, workers: Pool, ends: float) -> None:
+        impl = self._place(workers)
+        with self._progress(ends) as show:
+            while (left := ends - time.monotonic()) > 0 and self.report.code == PASS:
+                while len(self._running) < workers.size():
+                    number = next(self._numbers)
+                    seconds = min(SLICE, left)
+                    hear = Here(partial(self._hear, number))
+                    seed = _seed(self.report.seed, number)
+                    future = workers.executor.submit(search, impl, seed, seconds, self._cancelled, hear)
+                    self._running[future] = number
+                self._take(min(LOOK, left))
+                show()
+            while self._running and self.report.code == PASS and time.monotonic() < ends + LATE:
+                self._take(LOOK)  # their time is up as well
+                show()
+
+    def _take(self, seconds: float) -> None:
+        """Wait a little for searches to end, and count what they did."""
+        done, _ = wait(self._running, timeout=seconds, return_when=FIRST_COMPLETED)
+        for future in done:
+            number = self._running.pop(future)
+            one = future.result()
+            if one.cancelled:
+                continue
+            if one.unusable:
+                self._refuse(one.unusable)
+            else:
+                heard = self._partial.pop(number, Soaked())
+                self._add(heard if one.died else one.soaked)
+                if one.died or one.soaked.broken:
+                    self._found(one, self._keep(number, one))
+
+    def _hear(self, number: int, event: Soaked | LawBroken) -> None:
+        """Called in other threads, as the search goes on."""
+        if isinstance(event, Soaked):
+            self._partial[number] = event
+        else:
+            self._raw[number] = event, self._written(lambda: traces.keep(self._folder, event, whole=False))
+
+    def _keep(self, number: int, one: Slice) -> Path | None:
+        broken = one.soaked.broken
+        if broken is None:
+            return self._written(lambda: traces.keep_last(self._folder, one.program, one.died))
+        path = self._written(lambda: traces.keep(self._folder, broken))
+        _, raw = self._raw.pop(number, (None, None))
+        if raw and path and raw != path:
+            raw.unlink(missing_ok=True)
+        return path or raw
+
+    def _written(self, write: Callable[[], Path]) -> Path | None:
+        try:
+            return write()
+        except OSError as error:
+            text = (
+                f"the trace cannot be written to {self._folder}: {error.strerror}; the program is told here"
+            )
+            self.console.print(f"[yellow]{escape(text)}[/yellow]", soft_wrap=True)
+            return None
+
+    def _found(self, one: Slice, path: Path | None) -> None:
+        self.report.code = WEAK
+        if self.report.story:  # the first is told
+            return
+        broken = one.soaked.broken
+        self.report.trace = str(path or "")
+        self.report.law = broken.law if broken else None
+        self.report.story = str(broken) if broken else f"While this program ran, {one.died}\n\n{one.program}"
+
+    def _refuse(self, why: str) -> None:
+        self.report.code, self.problem = USAGE, why
+
+    def _add(self, one: Soaked) -> None:
+        self.report.programs += one.programs
+        self.report.lines += one.lines
+        self.report.reached = self.report.reached + one.reached
+        self.report.offers |= one.offers
+
+    def _now(self, started: float) -> Report:
+        """The report, with what is under way."""
+        report = Report(self.report.implementation, self.report.seed, self.report.shard)
+        report.seconds = time.monotonic() - started
+        total = Soaked()
+        for one in (
+            *self._partial.values(),
+            Soaked(self.report.programs, self.report.lines, self.report.reached, self.report.offers),
+        ):
+            total.add(one)
+        report.programs, report.lines = total.programs, total.lines
+        report.reached, report.offers = total.reached, total.offers
+        return report
+
+    @contextmanager
+    def _progress(self, ends: float) -> Iterator[Callable[[], None]]:
+        """How far it is: a picture that changes, or a line a minute where there is no terminal."""
+        started = said = time.monotonic()
+        seconds = ends - started
+        if not self.console.is_terminal:
+
+            def say() -> None:
+                nonlocal said
+                if time.monotonic() - said >= SAY:
+                    said = time.monotonic()
+                    self.console.print(_counts(self._now(started)))
+
+            yield say
+            return
+        with Live(console=self.console, transient=True, auto_refresh=False) as live:
+
+            def draw() -> None:
+                now = self._now(started)
+                left = timedelta(seconds=round(max(0.0, seconds - now.seconds)))
+                at_work = (
+                    f"{len(self._running)} searches under way, {left} left; Ctrl-C ends it with its report"
+                )
+                live.update(
+                    Group(
+                        Text(_counts(now)),
+                        Text(at_work, "dim"),
+                        Text(),
+                        picture([now], self.console.width, whole=False),
+                    ),
+                    refresh=True,
+                )
+
+            yield draw
+
+
+def _counts(report: Report) -> str:
+    rate = report.lines / report.seconds if report.seconds else 0.0
+    took = timedelta(seconds=round(report.seconds))
+    return f"{report.programs:,} programs, {report.lines:,} steps in {took}: {rate:,.0f} steps/s"
+
+
+def _seed(base: int, number: int) -> int:
+    """Of the search with this number: soaks with bases side by side share none."""
+    return int.from_bytes(hashlib.sha256(f"{base}/{number}".encode()).digest()[:8])
+
+
+def _as_done(runs: dict[Future[Slice], Path]) -> Iterator[Future[Slice]]:
+    waiting = set(runs)
+    while waiting:
+        done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+        yield from done

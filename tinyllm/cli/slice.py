@@ -1,0 +1,107 @@
+"""One search of a soak, in a process of its own: the unit of work.
+
+An implementation may take its process with it, or never return: then the program that was being run is known
+all the same.
+"""
+
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mutants.process import Cancel, Ended, Here, Send, call
+from tinyllm.testing.laws import LawBroken
+from tinyllm.testing.soak import Soaked
+
+SILENCE = 60.0  # seconds without a word; a call that does not return is stopped sooner
+
+
+@dataclass
+class Slice:
+    """How a search ended.
+
+    It says what it did; or why it could not (`unusable`, or `skipped`: the trace is not for this one); or how
+    its process `died`, and what `program` it was running.
+    """
+
+    soaked: Soaked = field(default_factory=Soaked)
+    unusable: str = ""
+    skipped: str = ""
+    died: str = ""
+    program: str = ""
+    cancelled: bool = False
+
+
+def search(impl: str, seed: int, seconds: float, cancelled: Cancel, hear: Here) -> Slice:
+    """Search from a seed for so many seconds; `hear` is told of progress, and of a broken law at once."""
+    handle, name = tempfile.mkstemp(prefix="tinyllm-flight-")
+    os.close(handle)
+    flight = Path(name)
+    raw: list[LawBroken] = []
+
+    def listen(event: Soaked | LawBroken) -> None:
+        raw.extend([event] if isinstance(event, LawBroken) else [])
+        hear(event)
+
+    try:
+        ended = call(
+            _search, impl, seed, seconds, name, timeout=SILENCE, cancelled=cancelled, on_event=listen
+        )
+        program = flight.read_text(encoding="utf-8")
+    finally:
+        flight.unlink(missing_ok=True)
+    if ended.how != "done" and raw:  # it broke a law, and its process did not outlive the shrinking
+        return Slice(Soaked(broken=raw[0]))
+    return _slice(ended, program)
+
+
+def again(impl: str, trace: str, cancelled: Cancel) -> Slice:
+    """Run one program, as `search` would; a law that it breaks is not made shorter."""
+    return _slice(call(_again, impl, trace, timeout=SILENCE, cancelled=cancelled), trace)
+
+
+def _slice(ended: Ended, program: str) -> Slice:
+    if ended.how == "done":
+        return ended.value if isinstance(ended.value, Slice) else Slice(ended.value)
+    if ended.how == "cancelled":
+        return Slice(cancelled=True)
+    said = str(ended.value or ended.output).strip()[-2000:]
+    how = f"no word for {SILENCE:.0f} s" if ended.how == "timeout" else "the process ended"
+    return Slice(died=f"{how}{', after this was printed:' if said else ''}\n{said}".strip(), program=program)
+
+
+def _search(send: Send, impl: str, seed: int, seconds: float, flight: str) -> Any:
+    from tinyllm.testing.implementation import ImplementationError, load  # noqa: PLC0415 - heavy
+    from tinyllm.testing.soak import soak  # noqa: PLC0415
+
+    try:
+        return soak(load(impl), seed, seconds, send, Path(flight))
+    except (ImplementationError, ValueError, NotImplementedError) as error:
+        return Slice(unusable=_why(error))
+
+
+def _again(send: Send, impl: str, trace: str) -> Any:
+    del send
+    from tinyllm.testing.implementation import ImplementationError, load  # noqa: PLC0415 - heavy
+    from tinyllm.testing.run import replay  # noqa: PLC0415
+    from tinyllm.testing.trace import NotOffered, TraceError  # noqa: PLC0415
+    from tinyllm.testing.watch import watch_over  # noqa: PLC0415
+
+    try:
+        factory = load(impl)
+        with watch_over(factory):
+            run = replay(factory, trace)
+        return Soaked(1, len(run.ops))
+    except LawBroken as broken:
+        return Soaked(broken=broken.with_traceback(None))
+    except NotOffered as needed:
+        return Slice(skipped=f"the implementation does not offer {needed}")
+    except TraceError as error:
+        return Slice(skipped=str(error))
+    except (ImplementationError, ValueError, NotImplementedError) as error:
+        return Slice(unusable=_why(error))
+
+
+def _why(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if isinstance(error, NotImplementedError) else str(error)

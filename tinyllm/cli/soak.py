@@ -1,0 +1,111 @@
+"""`tinyllm soak`: the machine for hours, on all cores or on a cluster, with nothing lost that it finds."""
+
+import re
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tinyllm.cli import need
+from tinyllm.cli.check import REFERENCE
+from tinyllm.cli.gate import check_writable, write
+from tinyllm.cli.grade import Jobs, at_least
+from tinyllm.cli.pool import On, pool
+from tinyllm.cli.reach import Report
+from tinyllm.cli.screen import fail, terminal
+
+if TYPE_CHECKING:
+    from mutants.luggage import Luggage
+
+USAGE = 2
+FOLDER = Path("tinyllm-traces")
+UNITS = {"h": 3600, "m": 60, "s": 1}
+
+
+def duration(text: str) -> float:
+    """Seconds of `8h`, `1h30m`, `90s` or `90`."""
+    parts = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?", text.strip())
+    if not text.strip() or parts is None:
+        raise typer.BadParameter(f"{text} is no time such as 8h, 1h30m, 90s or 90")
+    seconds = sum(float(part or 0) * unit for part, unit in zip(parts.groups(), UNITS.values()))
+    if seconds < 1:
+        raise typer.BadParameter(f"{text} is less than a second")
+    return seconds
+
+
+def shard_of(text: str) -> tuple[int, int]:
+    """The numbers of `2/8`."""
+    parts = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+    number, of = map(int, parts.groups()) if parts else (0, 0)
+    if not 1 <= number <= of:
+        raise typer.BadParameter(f"{text} is no shard such as 2/8, from 1/8 to 8/8")
+    return number, of
+
+
+def soak(
+    impl: Annotated[
+        str, typer.Argument(metavar="[IMPL]", help="path/to/paged.py, pkg.module or pkg.module:Class.")
+    ] = REFERENCE,
+    command: Annotated[
+        str | None,
+        typer.Option("--exec", metavar="COMMAND", help="An engine behind a pipe, in place of IMPL."),
+    ] = None,
+    lasts: Annotated[str, typer.Option("--for", metavar="TIME", help="Such as 8h, 1h30m, 90s.")] = "10m",
+    shard: Annotated[
+        str, typer.Option(metavar="i/N", help="Search this part of N; with one --seed, each has its own.")
+    ] = "1/1",
+    jobs: Jobs = None,
+    executor: On = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            parser=at_least(0), metavar="N", help="Which programs are drawn.", show_default="another"
+        ),
+    ] = None,
+    traces: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where counterexamples are kept, and run again first.")
+    ] = FOLDER,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as JSON.")] = None,
+) -> None:
+    """Search for a program that breaks a law, until the time is up.
+
+    Programs are longer, pools larger and sequences more than those of `tinyllm check`. The traces of --traces
+    are run again first; what is found is written there at once, as short as it gets, and the folder can be
+    shared between machines. The report says how far the programs came, and what none of them came to. Ctrl-C
+    ends it with its report.
+
+    The exit code is 0 when every law holds; 1 when one is broken, or the cache ended its process; 6 when the
+    cluster is lost.
+
+    Examples: `tinyllm soak --for 8h`, `tinyllm soak paged.py --shard 2/8 --seed 7`
+    """
+    from tinyllm.cli.search import Search  # noqa: PLC0415 - heavy
+
+    need("pytest", "hypothesis")
+    console = terminal()
+    if command is not None:
+        if impl != REFERENCE:
+            fail(USAGE, f"--exec {command} and {impl}: name one of the two")
+        impl = f"exec:{command}"
+    part, seconds = shard_of(shard), duration(lasts)
+    check_writable(*([json] if json else []))
+    if traces.exists() and not traces.is_dir():
+        fail(USAGE, f"--traces {traces} is a file; it has to be a folder")
+    report = Report(impl, secrets.randbelow(2**32) if seed is None else seed, shard)
+    work = Search(console, report, part, traces)
+    with pool(executor, jobs, lambda: _luggage(impl)) as workers:
+        work.run(workers, seconds)
+    work.show()
+    if json:
+        write(json, report.as_json())
+    if work.problem:
+        fail(report.code, work.problem)
+    raise typer.Exit(report.code)
+
+
+def _luggage(impl: str) -> "Luggage":
+    from mutants import luggage  # noqa: PLC0415 - heavy
+
+    path = Path(impl.partition(":")[0])
+    return luggage.of_file(path) if path.is_file() else luggage.nothing()

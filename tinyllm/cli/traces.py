@@ -1,0 +1,36 @@
+"""A folder of counterexamples: written the moment they are found, run again before anything else."""
+
+import hashlib
+from pathlib import Path
+
+from mutants import report
+from tinyllm import __version__
+from tinyllm.testing.laws import LAWS, LawBroken
+
+
+def keep(folder: Path, broken: LawBroken, *, whole: bool = True) -> Path:
+    """Write the program of a broken law; `whole` says that it is as short as it gets. Raises OSError."""
+    title = f"law {broken.law}, {LAWS[broken.law][0]}: expected {broken.expected}; found {broken.found}"
+    notes = [title] if whole else [title, "not made shorter yet"]
+    return _write(folder, f"law-{broken.law:02}", broken.trace, notes)
+
+
+def keep_last(folder: Path, program: str, how: str) -> Path:
+    """Write the program that a process was running when it ended. Raises OSError."""
+    return _write(folder, "died", program, [f"while this ran, {how.splitlines()[0].partition(',')[0]}"])
+
+
+def _write(folder: Path, kind: str, program: str, notes: list[str]) -> Path:
+    notes.append(f"found by tinyllm {__version__}")
+    head = "".join(f"# {' '.join(note.split())[:300]}\n" for note in notes)
+    folder.mkdir(parents=True, exist_ok=True)
+    # Named by its content: the same find from several machines is one file.
+    path = folder / f"{kind}-{hashlib.sha256(program.encode()).hexdigest()[:10]}.trace"
+    report.write(path, head + program)
+    return path
+
+
+def known(folder: Path) -> dict[Path, str]:
+    """The programs that are there, by file. Raises OSError."""
+    files = sorted(folder.glob("*.trace")) if folder.is_dir() else []
+    return {file: file.read_text(encoding="utf-8", errors="replace") for file in files}
