@@ -117,7 +117,7 @@ def test_a_name_that_is_not_utf8(run: Run, folder: Path) -> None:
     assert b"paged\\udcff.py" in (folder / "out.json").read_bytes()
 
 
-@pytest.mark.parametrize("line", [*SOME, "model path", "--help"])
+@pytest.mark.parametrize("line", [*SOME, "model path", "--help", "soak --for 1s"])
 def test_nobody_reads_on(run: Run, line: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
