@@ -25,16 +25,19 @@ def offer_bug(named: str) -> None:
     """The same for one of our bugs, `ID` or `ID:ALIAS`, until this process ends.
 
     Raises:
-        PlantError: an unknown id.
+        PlantError: an unknown id, or no room for a temporary file.
     """
     bug_id, _, alias = named.partition(":")
     known = {bug.id: bug for bug in bugs.load_set("all")}
     if bug_id not in known:
         raise plant.PlantError(f"there is no bug {bug_id!r}; there are {', '.join(known)}")
     target = replace(plant.find(bugs.MODULE), aliases=(alias,) if alias else ())
-    folder = tempfile.mkdtemp(prefix="tinyllm-plant-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    offer(target.with_source(known[bug_id].apply(target.source)), Path(folder))
+    try:
+        folder = tempfile.mkdtemp(prefix="tinyllm-plant-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        offer(target.with_source(known[bug_id].apply(target.source)), Path(folder))
+    except OSError as error:
+        raise plant.PlantError(f"no temporary file can be written: {error.strerror}") from error
 
 
 def take() -> None:

@@ -101,8 +101,8 @@ def test_other_encodings(run: Run, encoding: str) -> None:
 
 def test_what_stands_for_what() -> None:
     streams.prepare()
-    shown = "✓ ✗ █ \u2026 \u201cé\u201d \u6f22 \udcff \U0001f600".encode("ascii", streams.HANDLER)
-    assert shown == b'+ x # ... "e" ? ? ?'
+    shown = "✓ ✗ █ ⠋ \u2026 \u201cé\u201d \u6f22 \udcff \U0001f600".encode("ascii", streams.HANDLER)
+    assert shown == b'+ x # * ... "e" ? ? ?'
     with pytest.raises(UnicodeDecodeError):
         b"\xff".decode("ascii", streams.HANDLER)
 
@@ -117,7 +117,7 @@ def test_a_name_that_is_not_utf8(run: Run, folder: Path) -> None:
     assert b"paged\\udcff.py" in (folder / "out.json").read_bytes()
 
 
-@pytest.mark.parametrize("line", [*SOME, "model path", "--help"])
+@pytest.mark.parametrize("line", [*SOME, "model path", "--help", "soak --for 1s"])
 def test_nobody_reads_on(run: Run, line: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)

@@ -214,6 +214,9 @@ def test_a_bug_is_handed_over_by_its_id(
 def test_what_cannot_be_handed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(PlantError, match="there is no bug 'nope'; there are s01, s02, "):
         handover.offer_bug("nope")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    with pytest.raises(PlantError, match="no temporary file can be written: No such file"):
+        handover.offer_bug("s06")
     monkeypatch.setenv(handover.VARIABLE, str(tmp_path / "none"))
     with pytest.raises(PlantError, match="none, named by TINYLLM_PLANT, cannot be read: No such file"):
         handover.take()

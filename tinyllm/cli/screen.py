@@ -26,6 +26,10 @@ class Screen(Console):
             *(_records(one) if narrow and isinstance(one, Table) else one for one in objects), **options
         )
 
+    def on_broken_pipe(self) -> None:
+        """Nobody reads on: `streams.errors_told` is to know, which rich's exit with 1 might not reach."""
+        raise  # noqa: PLE0704 - rich calls this where it has caught it
+
 
 def _records(table: Table) -> str:
     """The rows of a table, a line a cell, in rich's markup."""

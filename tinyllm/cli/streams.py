@@ -14,6 +14,7 @@ USAGE, UNREAD = 2, 141
 """Exit codes: the system refuses something; nobody reads on, for which shells have 128 + SIGPIPE."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 PLAIN = dict(zip("✓✗█━╸\u2013\u2014\u2018\u2019\u201c\u201d", "+x#----''\"\"", strict=True))
+PLAIN |= dict.fromkeys(map(chr, range(0x2800, 0x2900)), "*")  # of which rich makes its spinner
 HANDLER = "tinyllm.plain"
 
 
