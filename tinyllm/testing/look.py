@@ -12,7 +12,7 @@ import numpy as np
 
 from tinyllm.testing.laws import JUNK, JUNK_BLOCK, LawBroken, Seen, View
 from tinyllm.testing.oracle import Oracle
-from tinyllm.testing.watch import watched
+from tinyllm.testing.watch import asked, watched
 
 OVERWRITTEN = "what its caller wrote into an earlier one"
 LAW_OF = {
@@ -84,7 +84,7 @@ def check_answers(answers: list[Answer]) -> None:
 def _overwritten(cache: Any, oracle: Oracle, offers: frozenset[str]) -> LawBroken | None:
     """Law 12, where a table that its caller has overwritten is what made another call fail."""
     for seq in oracle.tables if "block-tables" in offers else ():
-        table, _ = attempt(_call, cache, "block_table", (seq,))
+        table, _ = attempt(asked, cache, "block_table", (seq,))
         if isinstance(table, np.ndarray) and table.dtype == np.int32 and (table <= JUNK_BLOCK).any():
             return LawBroken(12, "table", f"block_table({seq}) is a copy", OVERWRITTEN)
     return None
@@ -112,16 +112,12 @@ def _view(cache: Any, oracle: Oracle, offers: frozenset[str], answers: list[Answ
 
 def _ask(cache: Any, name: str, method: str, *args: int) -> Any:
     try:
-        return watched(_call, cache, method, args)
+        return asked(cache, method, args)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         call = f"{method}({', '.join(map(str, args))})"
         raise LawBroken(LAW_OF[name], name, f"{call} succeeds", named(error)) from error
-
-
-def _call(cache: Any, method: str, args: tuple[int, ...]) -> Any:
-    return getattr(cache, method)(*args)
 
 
 def _count(cache: Any, name: str, method: str, *args: int) -> int:

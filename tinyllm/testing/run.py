@@ -323,10 +323,11 @@ class Run:
         self, call: Callable[[Any], Any], strict: type[Warning] | None = None
     ) -> BaseException | None:
         """The error of a call; a warning of the class `strict` is one too: rounding never warns (law 3)."""
+        if strict is None:
+            return attempt(call, self._cache)[1]
         with warnings.catch_warnings():
-            if strict:
-                warnings.simplefilter("error", strict)
-            return attempt(lambda: call(self._cache))[1]
+            warnings.simplefilter("error", strict)
+            return attempt(call, self._cache)[1]
 
     def _tell_oracle(self, op: Op) -> None:
         args = tuple(int(a) for a in op.args)
