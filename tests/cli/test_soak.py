@@ -7,16 +7,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from rich.console import Console
 
 from mutants.bugs import load_set
+from mutants.cluster import ClusterError
 from mutants.process import Cancel, Here
-from tinyllm.cli.search import _seed
-from tinyllm.cli.slice import search
+from tinyllm.cli.reach import Report
+from tinyllm.cli.search import Search, _seed
+from tinyllm.cli.slice import Slice, _again, search
 from tinyllm.cli.soak import duration, shard_of
 from tinyllm.testing.laws import LawBroken
 
@@ -147,10 +151,24 @@ def test_traces_that_say_nothing(tinyllm: Call, tmp_path: Path) -> None:
     (tmp_path / "kept/half.trace").write_bytes(b"new 4 2 1 1 1\nadd 0\nappend 0 \xff")
     (tmp_path / "kept/good.trace").write_text("new 4 2 1 1 1\nadd 0\n")
     (tmp_path / "kept/notes.txt").write_text("not a trace")
+    (tmp_path / "kept/folder.trace").mkdir()
+    (tmp_path / "kept/gone.trace").symlink_to("nowhere")
     done = tinyllm("soak", "--for", "1s", "--traces", "kept")
     assert done.returncode == PASS, done.stdout + done.stderr
     assert "kept/half.trace: not run: " in done.stdout
+    assert "kept/folder.trace: not run: Is a directory" in done.stdout
+    assert "kept/gone.trace: not run: No such file or directory" in done.stdout
     assert "1 known counterexamples hold, from kept" in done.stdout
+    (tmp_path / "link").symlink_to("nowhere")
+    refused = tinyllm("soak", "--for", "1s", "--traces", "link")
+    assert (refused.returncode, refused.stderr) == (USAGE, "tinyllm: --traces link is no folder\n")
+
+
+def test_a_long_trace_is_no_silence() -> None:
+    """It may take longer than a process may be silent: each line is a word."""
+    heard: list[Any] = []
+    _again(heard.append, "tinyllm.infer.paged", "new 4 2 1 1 1\nadd 0\nfree 0\n")
+    assert len(heard) == 3
 
 
 def test_a_folder_that_cannot_be_written(tinyllm: Call, tmp_path: Path, write: Call) -> None:
@@ -160,6 +178,58 @@ def test_a_folder_that_cannot_be_written(tinyllm: Call, tmp_path: Path, write: C
     assert done.returncode == WEAK, done.stderr
     assert "the trace cannot be written to file/below: Not a directory" in done.stdout
     assert "replay(PagedKVCache" in done.stdout
+
+
+def test_a_broken_law_decides_whatever_else_fails(tinyllm: Call, write: Call) -> None:
+    done = tinyllm("soak", write("mine.py", "s07"), "--for", "5m", "-j", 1, "--json", "/dev/full")
+    assert done.returncode == WEAK, done.stderr
+    assert "FAIL" in done.stdout
+    assert done.stderr == "tinyllm: /dev/full cannot be written: No space left on device\n"
+
+
+def test_a_find_beside_a_lost_cluster(tmp_path: Path) -> None:
+    found: Future[Slice] = Future()
+    found.set_result(Slice(died="the process ended", program="new 1 1 1 1 1\n"))
+    lost: Future[Slice] = Future()
+    lost.set_exception(ClusterError("it is gone"))
+    for order in ([found, lost], [lost, found]):
+        work = Search(Console(quiet=True), Report("x", 1), (1, 1), tmp_path)
+        work._running = {one: number for number, one in enumerate(order)}
+        work._take(0)
+        assert (work.report.code, work.problem, work._running) == (WEAK, "it is gone", {})
+        assert Path(work.report.trace).parent == tmp_path
+
+
+def test_ctrl_c_twice_while_a_program_is_made_shorter(command: str, tmp_path: Path, write: Call) -> None:
+    """What was found is told, and is the verdict."""
+    body = (
+        "import time\n"
+        "class PagedKVCache(Right):\n"
+        "    def fork(self, parent, child):\n"
+        "        super().fork(parent, child)\n"
+        "        if len(self.block_table(parent)) > 3: time.sleep(0.5); raise RuntimeError('deep')\n"
+    )
+    process = subprocess.Popen(
+        [command, "soak", write("mine.py", body), "--for", "5m", "-j", "1", "--json", "r.json"],
+        cwd=tmp_path,
+        env=plain_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not folder(tmp_path) or not folder(tmp_path)[0].startswith("law-"):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    said, error = process.communicate(timeout=60)
+    assert process.returncode == WEAK, said + error
+    assert error == ""
+    assert "law 7, fork" in said
+    (name,) = folder(tmp_path)
+    assert "# not made shorter yet\n" in (tmp_path / "tinyllm-traces" / name).read_text()
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (report["law"], report["trace"]) == (7, f"tinyllm-traces/{name}")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -239,7 +309,7 @@ def test_an_engine_behind_a_pipe(tinyllm: Call) -> None:
         (("--shard", "1"), "1 is no shard"),
         (("nowhere.py",), "there is no file nowhere.py"),
         (("no.such.module",), "there is no module 'no.such.module' here"),
-        (("--traces", __file__), "is a file; it has to be a folder"),
+        (("--traces", __file__), "is no folder"),
         (("--json", "/nowhere/r.json"), "/nowhere/r.json cannot be written"),
         (("mine.py", "--exec", "x"), "name one of the two"),
         (("--exec", "/nowhere/engine"), "/nowhere/engine"),

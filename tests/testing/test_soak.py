@@ -9,11 +9,12 @@ import pytest
 
 from mutants.process import call
 from tinyllm.infer.paged import PagedKVCache
+from tinyllm.testing import soak as module
 from tinyllm.testing.contract import Factory
 from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.run import replay
-from tinyllm.testing.soak import Soaked, soak
-from tinyllm.testing.trace import parse
+from tinyllm.testing.soak import Flight, Soaked, soak
+from tinyllm.testing.trace import Op, parse
 
 
 def test_it_ends_when_the_time_is_up_and_says_how_far_it_came() -> None:
@@ -93,3 +94,32 @@ def _fatal(send: Any, flight: Path) -> None:
                 os._exit(1)
 
     soak(Fatal, 1, 300.0, flight=flight)
+
+
+def test_progress_is_told_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow cache may need minutes for a program, and is not taken for one that does not answer."""
+    monkeypatch.setattr(module, "EVERY", 0.0)
+    heard: list[Any] = []
+    found = soak(PagedKVCache, 1, 1.0, heard.append)
+    assert len(heard) >= found.lines > 0
+
+
+def test_what_extensions_show_is_told_at_once() -> None:
+    """The search goes on, for the ten methods come first; what it has is known by then."""
+
+    class Wrong(PagedKVCache):
+        def blocks_needed(self, *args: Any, **more: Any) -> int:
+            return super().blocks_needed(*args, **more) + 1
+
+    heard: list[Any] = []
+    found = soak(Wrong, 1, 1.0, heard.append)
+    (raw,) = [one for one in heard if isinstance(one, LawBroken)]
+    assert raw.law == 16
+    assert found.broken is not None
+    assert len(found.broken.trace.splitlines()) <= len(raw.trace.splitlines())
+
+
+def test_a_full_disk_is_no_fault_of_the_cache() -> None:
+    flight = Flight(Path("/dev/full"))
+    flight.note(Op("new", (1, 1, 1, 1, 1)))
+    flight.note(Op("add", (0,)))

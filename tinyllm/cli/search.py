@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -16,7 +17,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from mutants.cluster import ClusterError
-from mutants.process import Cancel, Here
+from mutants.process import PATIENCE, Cancel, Here
 from tinyllm.cli import traces
 from tinyllm.cli.pool import Pool
 from tinyllm.cli.reach import Report, picture
@@ -46,23 +47,33 @@ class Search:
         self._raw: dict[int, tuple[LawBroken, Path | None]] = {}  # not made shorter yet
 
     def run(self, workers: Pool, seconds: float) -> None:
-        """Search for so many seconds, until a law breaks, or until someone ends it."""
+        """Run what is known, then search for so many seconds, or until a law breaks, or someone ends it."""
         started = time.monotonic()
         try:
             self._replay(workers)
             if self.report.code == PASS:
-                self._search(workers, started + seconds)
+                self._search(workers, time.monotonic() + seconds)
         except (KeyboardInterrupt, SystemExit) as stop:
-            self.report.code = int(stop.code or 0) if isinstance(stop, SystemExit) else INTERRUPTED
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the report, asked for, takes a second
+            self.stop(int(stop.code or 0) if isinstance(stop, SystemExit) else INTERRUPTED)
         except ClusterError as error:
-            self.report.code, self.problem = LOST, str(error)
+            self.stop(LOST, str(error))
+        except OSError as error:
+            self.stop(USAGE, f"{error.filename or 'the system refuses'}: {error.strerror or error}")
         finally:
             self._cancelled.set()
+            self._end(workers)
             self.report.seconds = time.monotonic() - started
             for one in self._partial.values():
                 self._add(one)
             for broken, path in self._raw.values():  # found all the same
                 self._found(Slice(Soaked(broken=broken)), path)
+
+    def stop(self, code: int, problem: str = "") -> None:
+        """End with this code, and say why; a law that is broken stays the verdict."""
+        if self.report.code != WEAK:
+            self.report.code = code
+        self.problem = "; ".join(dict.fromkeys(filter(None, (self.problem, problem))))
 
     def show(self) -> None:
         """The end, for a person: what was found, how far it came, what it did not reach."""
@@ -78,7 +89,12 @@ class Search:
         if report.programs:
             say(picture([report], self.console.width))
             say()
-        verdict = "[bold red]FAIL[/bold red]" if report.story else "[bold green]PASS[/bold green]"
+        if report.story:
+            verdict = "[bold red]FAIL[/bold red]"
+        else:
+            verdict = (
+                "[bold green]PASS[/bold green]" if report.programs else "[bold yellow]NOT RUN[/bold yellow]"
+            )
         ended = "" if report.code in {PASS, WEAK} else ", ended early"
         say(f"{verdict}  {_counts(report)}{ended}  [dim](seed {report.seed}, shard {report.shard})[/dim]")
 
@@ -89,19 +105,21 @@ class Search:
     def _replay(self, workers: Pool) -> None:
         """Run what is known again; any law that it still breaks ends the soak."""
         impl = self._place(workers)
-        runs = {
-            workers.executor.submit(again, impl, text, self._cancelled): path
-            for path, text in traces.known(self._folder).items()
-        }
+        runs = {}
+        for path in traces.known(self._folder):
+            try:
+                text = path.read_text(encoding="utf-8", errors="replace")
+            except OSError as error:
+                self._say(f"{path}: not run: {error.strerror}")
+                continue
+            runs[workers.executor.submit(again, impl, text, self._cancelled)] = path
         for future in _as_done(runs):
             path, one = runs[future], future.result()
             if one.unusable:
-                self._refuse(one.unusable)
+                self.stop(USAGE, one.unusable)
                 return
             if one.skipped:
-                self.console.print(
-                    f"[yellow]{escape(str(path))}: not run: {escape(one.skipped)}[/yellow]", soft_wrap=True
-                )
+                self._say(f"{path}: not run: {one.skipped}")
                 continue
             self.report.replayed += 1
             if one.died or one.soaked.broken:
@@ -133,17 +151,27 @@ class Search:
         """Wait a little for searches to end, and count what they did."""
         done, _ = wait(self._running, timeout=seconds, return_when=FIRST_COMPLETED)
         for future in done:
-            number = self._running.pop(future)
-            one = future.result()
-            if one.cancelled:
-                continue
-            if one.unusable:
-                self._refuse(one.unusable)
-            else:
-                heard = self._partial.pop(number, Soaked())
-                self._add(heard if one.died else one.soaked)
-                if one.died or one.soaked.broken:
-                    self._found(one, self._keep(number, one))
+            try:
+                self._settle(self._running[future], future.result())
+            except ClusterError as error:  # what others have found is not to be lost with it
+                self.stop(LOST, str(error))
+            del self._running[future]  # not before: Ctrl-C may come in between
+
+    def _settle(self, number: int, one: Slice) -> None:
+        if one.unusable:
+            self.stop(USAGE, one.unusable)
+        elif not one.cancelled:
+            heard = self._partial.pop(number, Soaked())
+            self._add(heard if one.died or one.raw else one.soaked)
+            if one.died or one.soaked.broken:
+                self._found(one, self._keep(number, one))
+
+    def _end(self, workers: Pool) -> None:
+        """Take what was found already, also where there was no time to make it shorter."""
+        wait(self._running, timeout=0 if workers.away else PATIENCE)
+        self._take(0)
+        if self._running and self.report.code == PASS:
+            self.stop(LOST, f"{len(self._running)} searches did not come back in time")
 
     def _hear(self, number: int, event: Soaked | LawBroken) -> None:
         """Called in other threads, as the search goes on."""
@@ -156,7 +184,7 @@ class Search:
         broken = one.soaked.broken
         if broken is None:
             return self._written(lambda: traces.keep_last(self._folder, one.program, one.died))
-        path = self._written(lambda: traces.keep(self._folder, broken))
+        path = self._written(lambda: traces.keep(self._folder, broken, whole=not one.raw))
         _, raw = self._raw.pop(number, (None, None))
         if raw and path and raw != path:
             raw.unlink(missing_ok=True)
@@ -166,11 +194,12 @@ class Search:
         try:
             return write()
         except OSError as error:
-            text = (
-                f"the trace cannot be written to {self._folder}: {error.strerror}; the program is told here"
-            )
-            self.console.print(f"[yellow]{escape(text)}[/yellow]", soft_wrap=True)
+            text = f"the trace cannot be written to {self._folder}: {error.strerror}"
+            self._say(f"{text}; the program is told here")
             return None
+
+    def _say(self, text: str) -> None:
+        self.console.print(f"[yellow]{escape(text)}[/yellow]", soft_wrap=True)
 
     def _found(self, one: Slice, path: Path | None) -> None:
         self.report.code = WEAK
@@ -180,9 +209,6 @@ class Search:
         self.report.trace = str(path or "")
         self.report.law = broken.law if broken else None
         self.report.story = str(broken) if broken else f"While this program ran, {one.died}\n\n{one.program}"
-
-    def _refuse(self, why: str) -> None:
-        self.report.code, self.problem = USAGE, why
 
     def _add(self, one: Soaked) -> None:
         self.report.programs += one.programs

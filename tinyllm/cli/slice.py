@@ -21,11 +21,13 @@ SILENCE = 60.0  # seconds without a word; a call that does not return is stopped
 class Slice:
     """How a search ended.
 
-    It says what it did; or why it could not (`unusable`, or `skipped`: the trace is not for this one); or how
-    its process `died`, and what `program` it was running.
+    It says what it did; if `raw`, only the law that it broke, by a program that was not made shorter. Or why
+    it could not (`unusable`, or `skipped`: the trace is not for this one). Or how its process `died`, and
+    what `program` it was running.
     """
 
     soaked: Soaked = field(default_factory=Soaked)
+    raw: bool = False
     unusable: str = ""
     skipped: str = ""
     died: str = ""
@@ -52,7 +54,7 @@ def search(impl: str, seed: int, seconds: float, cancelled: Cancel, hear: Here) 
     finally:
         flight.unlink(missing_ok=True)
     if ended.how != "done" and raw:  # it broke a law, and its process did not outlive the shrinking
-        return Slice(Soaked(broken=raw[0]))
+        return Slice(Soaked(broken=raw[-1]), raw=True)
     return _slice(ended, program)
 
 
@@ -82,16 +84,19 @@ def _search(send: Send, impl: str, seed: int, seconds: float, flight: str) -> An
 
 
 def _again(send: Send, impl: str, trace: str) -> Any:
-    del send
     from tinyllm.testing.implementation import ImplementationError, load  # noqa: PLC0415 - heavy
-    from tinyllm.testing.run import replay  # noqa: PLC0415
-    from tinyllm.testing.trace import NotOffered, TraceError  # noqa: PLC0415
+    from tinyllm.testing.run import Run  # noqa: PLC0415
+    from tinyllm.testing.trace import NotOffered, TraceError, parse  # noqa: PLC0415
     from tinyllm.testing.watch import watch_over  # noqa: PLC0415
 
     try:
         factory = load(impl)
         with watch_over(factory):
-            run = replay(factory, trace)
+            run = Run(factory)
+            for op in parse(trace):
+                send(None)  # a program that takes minutes is no silence
+                run.step(op)
+            run.finish()
         return Soaked(1, len(run.ops))
     except LawBroken as broken:
         return Soaked(broken=broken.with_traceback(None))

@@ -1,5 +1,6 @@
 """`tinyllm soak`: the machine for hours, on all cores or on a cluster, with nothing lost that it finds."""
 
+import os
 import re
 import secrets
 from pathlib import Path
@@ -9,7 +10,7 @@ import typer
 
 from tinyllm.cli import need
 from tinyllm.cli.check import REFERENCE
-from tinyllm.cli.gate import check_writable, write
+from tinyllm.cli.gate import check_writable
 from tinyllm.cli.grade import Jobs, at_least
 from tinyllm.cli.pool import On, pool
 from tinyllm.cli.reach import Report
@@ -51,7 +52,7 @@ def soak(
         str | None,
         typer.Option("--exec", metavar="COMMAND", help="An engine behind a pipe, in place of IMPL."),
     ] = None,
-    lasts: Annotated[str, typer.Option("--for", metavar="TIME", help="Such as 8h, 1h30m, 90s.")] = "10m",
+    lasts: Annotated[str, typer.Option("--for", metavar="TIME", help="To search: 8h, 1h30m, 90s.")] = "10m",
     shard: Annotated[
         str, typer.Option(metavar="i/N", help="Search this part of N; with one --seed, each has its own.")
     ] = "1/1",
@@ -80,7 +81,8 @@ def soak(
 
     Examples: `tinyllm soak --for 8h`, `tinyllm soak paged.py --shard 2/8 --seed 7`
     """
-    from tinyllm.cli.search import Search  # noqa: PLC0415 - heavy
+    from mutants import report as files  # noqa: PLC0415 - heavy
+    from tinyllm.cli.search import Search  # noqa: PLC0415
 
     need("pytest", "hypothesis")
     console = terminal()
@@ -90,15 +92,18 @@ def soak(
         impl = f"exec:{command}"
     part, seconds = shard_of(shard), duration(lasts)
     check_writable(*([json] if json else []))
-    if traces.exists() and not traces.is_dir():
-        fail(USAGE, f"--traces {traces} is a file; it has to be a folder")
+    if os.path.lexists(traces) and not traces.is_dir():
+        fail(USAGE, f"--traces {traces} is no folder")
     report = Report(impl, secrets.randbelow(2**32) if seed is None else seed, shard)
     work = Search(console, report, part, traces)
     with pool(executor, jobs, lambda: _luggage(impl)) as workers:
         work.run(workers, seconds)
-    work.show()
     if json:
-        write(json, report.as_json())
+        try:
+            files.write(json, report.as_json())
+        except OSError as error:
+            work.stop(USAGE, f"{json} cannot be written: {error.strerror}")
+    work.show()
     if work.problem:
         fail(report.code, work.problem)
     raise typer.Exit(report.code)

@@ -20,6 +20,7 @@ from tinyllm.testing.machine import LAYERS, WIDE, CacheMachine, MachineRun, conf
 from tinyllm.testing.profiles import profile
 from tinyllm.testing.reach import Meter, Reached
 from tinyllm.testing.trace import Op
+from tinyllm.testing.watch import watch_over
 
 BLOCKS = (2, 64)
 SIZES = (1, 8)
@@ -63,15 +64,17 @@ class Flight:
 
     def note(self, op: Op) -> None:
         """A line is about to be run."""
-        if op.name == "new":
-            os.ftruncate(self._file, 0)
-        os.write(self._file, f"{op}\n".encode())
+        with contextlib.suppress(OSError):  # a full disk is no fault of the cache
+            if op.name == "new":
+                os.ftruncate(self._file, 0)
+            os.write(self._file, f"{op}\n".encode())
 
 
 class SoakRun(MachineRun):
     """A run that is recorded and measured."""
 
     flight: ClassVar[Flight | None] = None
+    pulse: ClassVar[Any] = staticmethod(lambda: None)
 
     def __init__(self, factory: Factory, broken: list[LawBroken] | None = None) -> None:
         super().__init__(factory, broken)
@@ -80,6 +83,7 @@ class SoakRun(MachineRun):
     def _line(self, op: Op, expected: frozenset[str], price: int) -> None:
         if self.flight:
             self.flight.note(op)
+        self.pulse()
         before = dict(self.oracle.tables)
         super()._line(op, expected, price)
         self.meter.note(op, before, self)
@@ -102,6 +106,8 @@ class SoakMachine(CacheMachine):
     def teardown(self) -> None:
         """Count the program, if it broke nothing; then leave, if the time is up."""
         super().teardown()
+        if self.broken and self.broken[-1].beyond:  # `self.beyond` has it: the ten methods are searched on
+            self.broken.clear()
         if not self.broken:
             run = self.run
             self.soaked.add(Soaked(1, len(run.ops), run.meter.reached(), run.offers | run.extends))
@@ -121,7 +127,8 @@ def soak(
         factory: makes the cache.
         seed: which programs are drawn; the same ones in the same order, as far as the time allows.
         seconds: when to stop; a law that is broken is still shrunk then.
-        send: told of progress about once a second with a `Soaked`, and of a `LawBroken` before it is shrunk.
+        send: told of progress about once a second with a `Soaked`, however slow the cache is, and of a
+            `LawBroken` before it is shrunk; of a second one where the first showed in extensions alone.
         flight: a file that has, at every moment, the program that is being run.
     """
     ends = time.monotonic() + seconds
@@ -131,20 +138,24 @@ def soak(
     class Recorded(SoakRun):
         pass
 
-    Recorded.flight = Flight(flight) if flight else None
-
-    def told() -> None:
+    def pulse() -> None:
         now = time.monotonic()
-        if machine.broken and not raw:
-            raw.extend(machine.broken)
-            send(raw[0])
         if now - last[0] >= EVERY:
             last[0] = now
             send(Soaked(soaked.programs, soaked.lines, Counter(soaked.reached), soaked.offers))
-        if now >= ends and not raw:
+
+    Recorded.flight = Flight(flight) if flight else None
+    Recorded.pulse = staticmethod(pulse)
+
+    def told() -> None:
+        for name in ("beyond", "broken"):
+            if (found := getattr(machine, name)) and name not in heard:
+                heard.add(name)
+                send(found[0])
+        if time.monotonic() >= ends and "broken" not in heard:
             raise TimeUp
 
-    raw: list[LawBroken] = []
+    heard: set[str] = set()
     body = {"runner": Recorded, "soaked": soaked, "told": staticmethod(told)}
     machine: Any = shard(type("SoakMachine", (SoakMachine,), body), seed, factory)
     settings = Settings(profile("deep"), max_examples=10**6)
@@ -154,5 +165,6 @@ def soak(
         except LawBroken as broken:
             soaked.broken = broken
     if machine.beyond and not soaked.broken:
-        soaked.broken = shortest(factory, machine.beyond[0])
+        with watch_over(factory):
+            soaked.broken = shortest(factory, machine.beyond[0])
     return soaked
