@@ -46,7 +46,7 @@ def found(tinyllm: Tinyllm, folder: Path, **env: str) -> dict[str, Any]:
         "graded": graded,
         "check": check.stdout,
         "checked": json.loads((folder / "c.json").read_text(encoding="utf-8")),
-        "others": [tinyllm(*line.split(), **env).stdout for line in ("laws", "bugs", "show --example")],
+        "others": [tinyllm(*line.split(), **env).stdout for line in ("bugs s07", "show --example")],
     }
 
 
@@ -59,21 +59,29 @@ def test_the_hash_seed_changes_nothing(tinyllm: Tinyllm, tmp_path: Path) -> None
         assert found(tinyllm, tmp_path, PYTHONHASHSEED=seed) == first
 
 
-@pytest.mark.parametrize(
-    "env",
-    [
-        {"HOME": "/proc/nowhere", "XDG_CACHE_HOME": ""},
-        {"HOME": "/dev/null/x"},
-        {"TMPDIR": "/proc/nowhere"},
-        {"TMPDIR": "/dev/null"},
-        {"PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"},
-        {"PYTHONWARNINGS": "error"},
-        {"TERM": "dumb"},
-    ],
-    ids=str,
-)
+ONE = {
+    "HOME": "/proc/nowhere",
+    "XDG_CACHE_HOME": "",
+    "TMPDIR": "/proc/nowhere",
+    "TERM": "dumb",
+    "PYTHONSAFEPATH": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONWARNINGS": "error",
+}
+OTHER = {"HOME": "/dev/null/x", "TMPDIR": "/dev/null", "OPENBLAS_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize("env", [ONE, OTHER], ids=["one", "other"])
 def test_the_same_verdict(tinyllm: Tinyllm, env: dict[str, str]) -> None:
-    done = tinyllm("grade", "test_it.py", "--bug", "s02", **env)
+    """On one core as well."""
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    if cores:
+        os.sched_setaffinity(0, {min(cores)})
+    try:
+        done = tinyllm("grade", "test_it.py", "--bug", "s02", **env)
+    finally:
+        if cores:
+            os.sched_setaffinity(0, cores)
     assert (done.returncode, done.stderr) == (PASS, "")
     assert "PASS  1 of 1 planted bugs killed: 100%" in done.stdout
 
@@ -82,21 +90,17 @@ def test_a_temporary_folder_with_a_long_name(tinyllm: Tinyllm, tmp_path: Path) -
     """Too long for a socket: then there is no fork server."""
     folder = tmp_path / ("long" * 50)
     folder.mkdir()
-    done = tinyllm("grade", "test_it.py", "--bug", "s02", TMPDIR=str(folder))
-    assert (done.returncode, done.stderr) == (PASS, "")
+    (tmp_path / "paged.py").write_text("class PagedKVCache:\n    pass\n", encoding="utf-8")
+    done = tinyllm("check", "paged.py", TMPDIR=str(folder))
+    assert (done.returncode, done.stderr) == (WEAK, "")
     assert list(folder.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_written_to(tinyllm: Tinyllm, tmp_path: Path, command: str) -> None:
     """/proc is one even for root."""
-    for line, code in (
-        (f"grade {tmp_path}/test_it.py --bug s02", PASS),
-        (f"check {tmp_path}/paged.py", WEAK),
-    ):
-        done = subprocess.run(
-            [command, *line.split()], cwd="/proc", capture_output=True, text=True, timeout=300, check=False
-        )
-        assert (done.returncode, done.stderr) == (code, "")
+    line = [command, "grade", f"{tmp_path}/test_it.py", "--bug", "s02"]
+    done = subprocess.run(line, cwd="/proc", capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stderr) == (PASS, "")
     for words in (["start", "/proc/new"], ["show", "--example", "--svg", "/proc/new"]):
         done = tinyllm(*words)
         assert done.returncode == USAGE
@@ -113,25 +117,13 @@ def test_the_model_without_a_home(tinyllm: Tinyllm) -> None:
         assert len(done.stderr.splitlines()) == 1
 
 
-def test_one_core(tinyllm: Tinyllm) -> None:
-    if hasattr(os, "sched_setaffinity"):
-        before = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, {min(before)})
-    try:
-        done = tinyllm("grade", "test_it.py", "--bug", "s02")
-    finally:
-        if hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, before)
-    assert (done.returncode, done.stderr) == (PASS, "")
-
-
 def test_warnings_are_errors_to_the_machine_as_well(tinyllm: Tinyllm) -> None:
     """Hypothesis warns of what is slow while tests are loaded, and once thought that they always are."""
     done = tinyllm("power", "--trials", "1", "--bug", "s01", PYTHONWARNINGS="error")
     assert (done.returncode, done.stderr) == (PASS, "")
 
 
-@pytest.mark.parametrize("line", ["check", "check paged.py", "grade test_it.py"])
+@pytest.mark.parametrize("line", ["check", "grade test_it.py"])
 def test_without_assertions_there_is_no_verdict(tinyllm: Tinyllm, line: str) -> None:
     done = tinyllm(*line.split(), PYTHONOPTIMIZE="1")
     assert (done.returncode, done.stdout) == (USAGE, "")
