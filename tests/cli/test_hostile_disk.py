@@ -107,13 +107,17 @@ def test_a_stub_is_whole_or_not_there(limited: Limited, tmp_path: Path) -> None:
     assert limited(100_000, "start", "new").returncode == 0
 
 
-@pytest.mark.parametrize("option", ["--json", "--junit"])
-def test_reports_of_grade(tinyllm: Callable[..., Any], tmp_path: Path, option: str) -> None:
+def test_reports_of_grade(tinyllm: Callable[..., Any], tmp_path: Path) -> None:
+    """One that cannot be written is named, and keeps none of the others."""
     (tmp_path / "test_it.py").write_text(SUITE, encoding="utf-8")
-    done = tinyllm("grade", "test_it.py", "--bug", "s06", option, "/dev/full")
+    good = {"--junit": "j.xml", "--badge": "b.json", "--html": "p.html"}
+    options = [word for pair in good.items() for word in pair]
+    full = "--json", "/dev/full", "--matrix", "/dev/full"
+    done = tinyllm("grade", "test_it.py", "--bug", "s06", *options, *full)
     assert done.returncode == USAGE
     assert "FAIL  0 of 1 planted bugs killed: 0%" in done.stdout
-    assert done.stderr == "tinyllm: /dev/full cannot be written: No space left on device\n"
+    assert done.stderr == "tinyllm: /dev/full cannot be written: No space left on device\n" * 2
+    assert {path for path in good.values() if (tmp_path / path).stat().st_size} == set(good.values())
 
 
 def test_there_is_no_room_for_a_run(limited: Limited, tmp_path: Path, temporary: Path) -> None:

@@ -126,7 +126,8 @@ def grade(
 
     Examples: `tinyllm grade tests/own`, `tinyllm grade --bugs mine.toml --module pkg.mod tests`
     """
-    from mutants.grade import Grader  # noqa: PLC0415 - heavy
+    from mutants import report  # noqa: PLC0415 - heavy
+    from mutants.grade import Grader  # noqa: PLC0415
 
     need("pytest", "hypothesis", *(["jinja2"] if html else []))
     console = terminal()
@@ -145,10 +146,14 @@ def grade(
     with suite_pool(executor, jobs, grader) as workers:
         result = run_grader(console, grader, gate, workers, json or SO_FAR)
     show(console, result, reveal=reveal)
-    save(json, matrix, result)
-    if html:
-        write_page(console, html, result, context, whole=matrix is not None)
-    gate.publish(result.code)
+    with contextlib.ExitStack() as each:  # a report that cannot be written keeps none of the others
+        each.callback(gate.publish, result.code)
+        if html:
+            each.callback(write_page, console, html, result, context, whole=matrix is not None)
+        if matrix:
+            each.callback(write, matrix, report.as_matrix(result))
+        if json:
+            each.callback(write, json, report.as_json(result))
     raise typer.Exit(result.code)
 
 
@@ -242,16 +247,6 @@ def progress_bar(console: Console) -> Progress:
         transient=True,
         disable=not console.is_terminal,
     )
-
-
-def save(json: Path | None, matrix: Path | None, grade: "Grade") -> None:
-    """Write the reports that were asked for."""
-    from mutants import report  # noqa: PLC0415
-
-    contents = {json: report.as_json(grade), matrix: report.as_matrix(grade)}
-    for path, content in contents.items():
-        if path is not None:
-            write(path, content)
 
 
 def write_page(

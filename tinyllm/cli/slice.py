@@ -7,6 +7,7 @@ all the same.
 import os
 import tempfile
 from dataclasses import dataclass, field
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ class Slice:
 
 def search(impl: str, seed: int, seconds: float, cancelled: Cancel, hear: Here) -> Slice:
     """Search from a seed for so many seconds; `hear` is told of progress, and of a broken law at once."""
-    handle, name = tempfile.mkstemp(prefix="tinyllm-flight-")
+    handle, name = tempfile.mkstemp(dir=get_temp_dir())  # it goes with the fork server, whoever is killed
     os.close(handle)
     flight = Path(name)
     raw: list[LawBroken] = []
