@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,13 @@ from rich.console import Console
 from mutants.bugs import load_set
 from mutants.cluster import ClusterError
 from mutants.process import Cancel, Here
+from tinyllm.cli.pool import Pool
 from tinyllm.cli.reach import Report
 from tinyllm.cli.search import Search, _seed
 from tinyllm.cli.slice import Slice, _again, search
 from tinyllm.cli.soak import duration, shard_of
 from tinyllm.testing.laws import LawBroken
+from tinyllm.testing.soak import Soaked
 
 from .conftest import REFERENCE, plain_environment
 
@@ -295,6 +297,33 @@ def test_shards_and_soaks_draw_programs_of_their_own() -> None:
     seeds = {_seed(base, number) for base in range(50) for number in range(50)}
     assert len(seeds) == 2500
     assert max(seeds) < 2**64
+
+
+class Recorded(Executor):
+    """Does nothing; says that every third search found something."""
+
+    def __init__(self) -> None:
+        self.units: list[tuple[Any, ...]] = []
+
+    def submit(self, _: Any, /, *args: Any, **more: Any) -> Future[Any]:
+        assert not more
+        self.units.append(args)
+        done: Future[Slice] = Future()
+        found = Slice(died="the process ended", program="new 1 1 1 1 1\n")
+        done.set_result(Slice(Soaked(1, 20)) if len(self.units) % 3 else found)
+        return done
+
+
+def test_a_shard_searches_what_no_other_does_and_no_longer_than_is_left(tmp_path: Path) -> None:
+    seeds: set[int] = set()
+    for number in (1, 2, 3):
+        workers = Recorded()
+        work = Search(Console(quiet=True), Report("x", 7), (number, 3), tmp_path / str(number))
+        work.run(Pool(workers, lambda: 1, str, away=False), 5.0)
+        assert (work.report.code, work.report.programs, work.report.lines) == (WEAK, 2, 40)
+        seeds |= {seed for _, seed, *_ in workers.units}
+        assert all(0 < seconds <= 5.0 for _, _, seconds, *_ in workers.units)
+    assert len(seeds) == 9
 
 
 def test_nothing_is_left_behind(tinyllm: Call, tmp_path: Path) -> None:
