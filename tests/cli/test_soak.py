@@ -29,7 +29,7 @@ from tinyllm.testing.soak import Soaked
 from .conftest import REFERENCE, plain_environment
 
 Call = Callable[..., Any]
-PASS, WEAK, USAGE, INTERRUPTED = 0, 1, 2, 130
+PASS, WEAK, USAGE, LOST, INTERRUPTED = 0, 1, 2, 6, 130
 
 
 @pytest.fixture
@@ -281,6 +281,7 @@ def test_an_engine_behind_a_pipe(tinyllm: Call) -> None:
 def test_wrong_options_are_refused(tinyllm: Call, arguments: tuple[str, ...], said: str) -> None:
     done = tinyllm("soak", *arguments)
     assert done.returncode == USAGE, done.stdout
+    assert "PASS" not in done.stdout
     assert said in " ".join(done.stderr.replace("│", " ").split())
     assert "Traceback" not in done.stderr
 
@@ -324,6 +325,13 @@ def test_a_shard_searches_what_no_other_does_and_no_longer_than_is_left(tmp_path
         seeds |= {seed for _, seed, *_ in workers.units}
         assert all(0 < seconds <= 5.0 for _, _, seconds, *_ in workers.units)
     assert len(seeds) == 9
+
+
+def test_a_cluster_that_does_not_come_back_is_no_pass(tmp_path: Path) -> None:
+    work = Search(Console(quiet=True), Report("x", 7), (1, 1), tmp_path)
+    work._running = {Future(): 0}
+    work._end(Pool(Recorded(), lambda: 1, str, away=True))
+    assert (work.report.code, work.problem) == (LOST, "1 searches did not come back in time")
 
 
 def test_nothing_is_left_behind(tinyllm: Call, tmp_path: Path) -> None:
