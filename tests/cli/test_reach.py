@@ -1,15 +1,18 @@
 """`tinyllm reach`: several soaks, told as one."""
 
 import html
+import io
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from tinyllm.cli.reach import Report
+from tinyllm.cli.reach import Report, picture
 from tinyllm.testing.reach import FEATURES
 
 Invoke = Callable[..., Any]
@@ -67,7 +70,28 @@ def test_the_summary_of_a_job(invoke: Invoke, tmp_path: Path, monkeypatch: pytes
     assert "a &lt;b&gt; story" in text
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"implementation": 1, "seed": "x"}', "\xff"])
+@pytest.mark.parametrize("width", [94, 95])
+def test_what_a_cache_does_not_offer_is_no_row(width: int) -> None:
+    """And where there is little room, each feature has a line for its numbers."""
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    console.print(picture([Report("mine.py", 7, programs=100, reached=EVERY)], width))
+    shown = re.sub(" +\n", "\n", console.file.getvalue())  # type: ignore[attr-defined]
+    assert ("sequences at once\n" in shown) == (width < 95)
+    assert "blocks that one truncate gave back" not in shown
+
+
+def test_a_report_from_elsewhere_is_no_markup(invoke: Invoke, tmp_path: Path) -> None:
+    done = invoke("reach", str(saved(tmp_path / "1.json", implementation="[/x]", shard="[/y]")))
+    assert done.exit_code == 0
+    assert "[/x]" in done.stdout
+    assert "[/y]" in done.stdout
+
+
+def test_a_law_that_is_no_number(invoke: Invoke, tmp_path: Path) -> None:
+    assert invoke("reach", str(saved(tmp_path / "1.json", law="[", story="x", code=1))).exit_code == 2
+
+
+@pytest.mark.parametrize("text", ["", "[" * 10**5, "[]", "{}", '{"implementation": 1, "seed": "x"}', "\xff"])
 def test_what_is_no_report(invoke: Invoke, tmp_path: Path, text: str) -> None:
     (tmp_path / "r.json").write_text(text, encoding="latin-1")
     done = invoke("reach", "r.json")

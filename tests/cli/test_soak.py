@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,18 @@ from rich.console import Console
 from mutants.bugs import load_set
 from mutants.cluster import ClusterError
 from mutants.process import Cancel, Here
+from tinyllm.cli.pool import Pool
 from tinyllm.cli.reach import Report
 from tinyllm.cli.search import Search, _seed
 from tinyllm.cli.slice import Slice, _again, search
 from tinyllm.cli.soak import duration, shard_of
 from tinyllm.testing.laws import LawBroken
+from tinyllm.testing.soak import Soaked
 
 from .conftest import REFERENCE, plain_environment
 
 Call = Callable[..., Any]
-PASS, WEAK, USAGE, INTERRUPTED = 0, 1, 2, 130
+PASS, WEAK, USAGE, LOST, INTERRUPTED = 0, 1, 2, 6, 130
 
 
 @pytest.fixture
@@ -319,6 +321,7 @@ def test_an_engine_behind_a_pipe(tinyllm: Call) -> None:
 def test_wrong_options_are_refused(tinyllm: Call, arguments: tuple[str, ...], said: str) -> None:
     done = tinyllm("soak", *arguments)
     assert done.returncode == USAGE, done.stdout
+    assert "PASS" not in done.stdout
     assert said in " ".join(done.stderr.replace("│", " ").split())
     assert "Traceback" not in done.stderr
 
@@ -335,6 +338,40 @@ def test_shards_and_soaks_draw_programs_of_their_own() -> None:
     seeds = {_seed(base, number) for base in range(50) for number in range(50)}
     assert len(seeds) == 2500
     assert max(seeds) < 2**64
+
+
+class Recorded(Executor):
+    """Does nothing; says that every third search found something."""
+
+    def __init__(self) -> None:
+        self.units: list[tuple[Any, ...]] = []
+
+    def submit(self, _: Any, /, *args: Any, **more: Any) -> Future[Any]:
+        assert not more
+        self.units.append(args)
+        done: Future[Slice] = Future()
+        found = Slice(died="the process ended", program="new 1 1 1 1 1\n")
+        done.set_result(Slice(Soaked(1, 20)) if len(self.units) % 3 else found)
+        return done
+
+
+def test_a_shard_searches_what_no_other_does_and_no_longer_than_is_left(tmp_path: Path) -> None:
+    seeds: set[int] = set()
+    for number in (1, 2, 3):
+        workers = Recorded()
+        work = Search(Console(quiet=True), Report("x", 7), (number, 3), tmp_path / str(number))
+        work.run(Pool(workers, lambda: 1, str, away=False), 5.0)
+        assert (work.report.code, work.report.programs, work.report.lines) == (WEAK, 2, 40)
+        seeds |= {seed for _, seed, *_ in workers.units}
+        assert all(0 < seconds <= 5.0 for _, _, seconds, *_ in workers.units)
+    assert len(seeds) == 9
+
+
+def test_a_cluster_that_does_not_come_back_is_no_pass(tmp_path: Path) -> None:
+    work = Search(Console(quiet=True), Report("x", 7), (1, 1), tmp_path)
+    work._running = {Future(): 0}
+    work._end(Pool(Recorded(), lambda: 1, str, away=True))
+    assert (work.report.code, work.problem) == (LOST, "1 searches did not come back in time")
 
 
 def test_nothing_is_left_behind(tinyllm: Call, tmp_path: Path) -> None:

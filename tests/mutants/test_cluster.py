@@ -359,8 +359,14 @@ def test_an_address_that_is_none(project: Path, tinyllm: Call, arguments: tuple[
     assert "Traceback" not in done.stderr
 
 
-def test_units_that_fail(cluster: Loopback) -> None:
-    """An error, the end of its process, and keywords; the next unit is done all the same."""
+def test_units_that_fail(cluster: Loopback, tmp_path: Path) -> None:
+    """An error, the end of its process, and keywords; the next unit is done all the same.
+
+    One whose process is killed once is done again.
+    """
+    marker = str(tmp_path / "marker")
+    once = f"import os, pathlib\nif not pathlib.Path({marker!r}).exists():\n"
+    once += f"    pathlib.Path({marker!r}).touch(); os.kill(os.getpid(), 9)"
     pool = Cluster(cluster.address, luggage.nothing())
     try:
         assert pool.threads == 2
@@ -371,6 +377,8 @@ def test_units_that_fail(cluster: Loopback) -> None:
         with pytest.raises(TypeError, match="no keywords"):
             pool.submit(int, base=3)
         assert pool.submit(divmod, 7, 2).result(60) == (3, 1)
+        assert pool.submit(exec, once).result(60) is None
+        assert Path(marker).exists()
     finally:
         pool.shutdown()
 

@@ -1,6 +1,8 @@
 """The machine for hours: larger programs, a clock, and a record of the program that is being run."""
 
+import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,12 @@ import pytest
 from mutants.process import call
 from tinyllm.infer.paged import PagedKVCache
 from tinyllm.testing import soak as module
+from tinyllm.testing.check import shortest
 from tinyllm.testing.contract import Factory
 from tinyllm.testing.laws import LawBroken
+from tinyllm.testing.reach import BEYOND
 from tinyllm.testing.run import replay
-from tinyllm.testing.soak import Flight, Soaked, soak
+from tinyllm.testing.soak import BLOCKS, Flight, Soaked, SoakMachine, soak
 from tinyllm.testing.trace import Op, parse
 
 
@@ -104,8 +108,15 @@ def test_progress_is_told_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(heard) >= found.lines > 0
 
 
-def test_what_extensions_show_is_told_at_once() -> None:
-    """The search goes on, for the ten methods come first; what it has is known by then."""
+def test_what_extensions_show_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search goes on, for the ten methods come first; then it is made shorter, under watch."""
+    ticks: list[float] = []
+
+    def watched(*args: Any) -> LawBroken:
+        ticks.append(signal.getitimer(signal.ITIMER_REAL)[0])
+        return shortest(*args)
+
+    monkeypatch.setattr(module, "shortest", watched)
 
     class Wrong(PagedKVCache):
         def blocks_needed(self, *args: Any, **more: Any) -> int:
@@ -115,6 +126,7 @@ def test_what_extensions_show_is_told_at_once() -> None:
     found = soak(Wrong, 1, 1.0, heard.append)
     (raw,) = [one for one in heard if isinstance(one, LawBroken)]
     assert raw.law == 16
+    assert ticks[0] > 0
     assert found.broken is not None
     assert len(found.broken.trace.splitlines()) <= len(raw.trace.splitlines())
 
@@ -123,3 +135,18 @@ def test_a_full_disk_is_no_fault_of_the_cache() -> None:
     flight = Flight(Path("/dev/full"))
     flight.note(Op("new", (1, 1, 1, 1, 1)))
     flight.note(Op("add", (0,)))
+
+
+def test_what_is_out_of_reach_is_what_the_sizes_are() -> None:
+    assert f"more than {len(SoakMachine.ids)} tables to a block" in BEYOND
+    assert f"more than {BLOCKS[1]} blocks to a pool" in BEYOND
+
+
+def test_what_several_searches_did_is_added_up() -> None:
+    """Of two broken laws, the first is told."""
+    one, other = LawBroken(7, "a", "b", ""), LawBroken(8, "a", "b", "")
+    total = Soaked(1, 20, Counter({("live", 2): 1}), frozenset({"fork"}), one)
+    total.add(Soaked(2, 30, Counter({("live", 2): 2}), frozenset({"truncate"}), other))
+    assert (total.programs, total.lines, total.reached["live", 2]) == (3, 50, 3)
+    assert total.offers == {"fork", "truncate"}
+    assert total.broken is one

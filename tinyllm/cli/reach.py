@@ -88,7 +88,7 @@ class Report:
             ),
             frozenset(found["offers"]),
             int(found["replayed"]),
-            found["law"],
+            None if found["law"] is None else int(found["law"]),
             str(found["trace"]),
             str(found["story"]),
             int(found["exitCode"]),
@@ -116,7 +116,7 @@ def reach(
     for one in reports:
         table.add_row(
             escape(one.implementation),
-            one.shard,
+            escape(one.shard),
             str(one.seed),
             f"{one.seconds:,.0f}",
             f"{one.programs:,}",
@@ -147,7 +147,7 @@ def _read(file: Path) -> Report:
         return Report.from_json(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError) as error:
         fail(USAGE, f"{file} cannot be read: {getattr(error, 'strerror', None) or error}")
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
         fail(USAGE, f"{file} is no report of `tinyllm soak --json`")
 
 
