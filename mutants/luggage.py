@@ -19,6 +19,7 @@ SETTINGS = (
 ALONG = (*SETTINGS, "conftest.py", "__init__.py")
 """What counts for a test although it lies in a folder above."""
 LITTER = frozenset({"__pycache__", "node_modules", "venv", "build", "dist", "site-packages"})
+OURS = frozenset({"tinyllm", "mutants"})
 MOST = 10_000_000  # bytes: each unit carries all of them
 
 
@@ -63,7 +64,8 @@ class Luggage:
 def of_suite(tests: Iterable[str], module: str, source: Path) -> Luggage:
     """What a suite needs: its files, the settings and conftests above them, and the package that is tested.
 
-    The package comes along only where it lies beside the tests; one that is installed has to be there too.
+    All Python files of the project, below the settings, come along, for tests and conftests may import any.
+    What lies elsewhere has to be installed there too, as this package has.
 
     Raises:
         LuggageError: too large, or a file that cannot be read.
@@ -73,11 +75,13 @@ def of_suite(tests: Iterable[str], module: str, source: Path) -> Luggage:
     files = {file for path in paths for file in _files(path)}
     above = {folder for path in paths for folder in path.parents if folder.is_relative_to(root)}
     files |= {file for folder in above for name in ALONG if (file := folder / name).is_file()}
+    if any((root / name).is_file() for name in SETTINGS):
+        files |= {file for file in _files(root) if file.suffix == ".py" and not _ours(file.relative_to(root))}
     path = []
     top = source.resolve()
     for _ in range(module.count(".") + (source.name == "__init__.py")):
         top = top.parent
-    if top.is_relative_to(root) and module.partition(".")[0] not in {"tinyllm", "mutants"}:
+    if top.is_relative_to(root) and module.partition(".")[0] not in OURS:
         files |= set(_files(top))
         path.append(top.parent.relative_to(root).as_posix())
     return _packed(root, files, tuple(path))
@@ -92,6 +96,10 @@ def of_file(path: Path) -> Luggage:
 def nothing() -> Luggage:
     """No file at all: what is installed is enough."""
     return _packed(Path.cwd(), set())
+
+
+def _ours(path: Path) -> bool:
+    return path.parts[0] in OURS
 
 
 def _root(paths: list[Path]) -> Path:

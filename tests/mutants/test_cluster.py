@@ -28,6 +28,7 @@ FILES = {
 import pytest
 from pathlib import Path
 import numpy as np
+from helpers import SIZES
 from tinyllm.infer.paged import PagedKVCache
 
 @pytest.fixture
@@ -35,10 +36,11 @@ def tokens(): return int(Path(__file__).with_name("tokens.txt").read_text())
 
 @pytest.fixture
 def cache():
-    cache = PagedKVCache(4, 2, 1, 1, 1)
+    cache = PagedKVCache(*SIZES)
     cache.add_seq(0)
     return cache
 """,
+    "helpers.py": "SIZES = 4, 2, 1, 1, 1",
     "tests/tokens.txt": "3",
     "tests/test_it.py": """
 import numpy as np
@@ -144,9 +146,9 @@ def verdicts(path: Path) -> dict[str, Any]:
 
 
 def test_grade_decides_as_it_does_here(cluster: Loopback, project: Path, tinyllm: Call) -> None:
-    """Tests with a conftest, a data file and settings above them; kills, survivors, three seeds."""
+    """Tests with a conftest, a data file and settings above them; kills, survivors, two seeds."""
     for name, on in (("here", []), ("there", ["--executor", cluster.address])):
-        done = tinyllm("grade", "tests", *BUGS, "--trials", 3, "--json", f"{name}.json", *on, cwd=project)
+        done = tinyllm("grade", "tests", *BUGS, "--trials", 2, "--json", f"{name}.json", *on, cwd=project)
         assert done.returncode == 1, done.stdout + done.stderr
     here, there = verdicts(project / "here.json"), verdicts(project / "there.json")
     assert {status for status, *_ in here["bugs"].values()} == {"Killed", "Survived", "Ignored"}

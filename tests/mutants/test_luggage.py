@@ -43,17 +43,22 @@ def test_a_suite_with_what_lies_above_it(tree: Callable[..., Path], tmp_path: Pa
         "p/tests/deep/__pycache__/x.pyc",
         "p/tests/deep/.hypothesis/x",
         "p/tests/other/test_b.py",
+        "p/tests/other/data.bin",
+        "p/tinyllm/infer/paged.py",
+        "p/.venv/lib/x.py",
         "conftest.py",
     )
     packed = luggage.of_suite([str(root / "p/tests/deep")], "tinyllm.infer.paged", Path("/nowhere/paged.py"))
     assert packed.root == root / "p"
     assert unpacked(packed, tmp_path / "there") == [
         "conftest.py",
+        "notes.py",
         "pyproject.toml",
         "tests/__init__.py",
         "tests/conftest.py",
         "tests/deep/data.bin",
         "tests/deep/test_a.py",
+        "tests/other/test_b.py",
     ]
 
 
@@ -74,21 +79,20 @@ def test_tests_elsewhere(tree: Callable[..., Path], monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("module", "source", "path", "files"),
+    ("module", "source", "path", "data"),
     [
-        ("pkg.sub.mod", "src/pkg/sub/mod.py", "src", ["src/pkg/__init__.py", "src/pkg/sub/mod.py"]),
-        ("pkg", "src/pkg/__init__.py", "src", ["src/pkg/__init__.py", "src/pkg/sub/mod.py"]),
-        ("alone", "alone.py", ".", ["alone.py"]),
+        ("pkg.sub.mod", "src/pkg/sub/mod.py", "src", ["src/pkg/data.txt"]),
+        ("pkg", "src/pkg/__init__.py", "src", ["src/pkg/data.txt"]),
+        ("alone", "alone.py", ".", []),
     ],
 )
-def test_the_package_under_test_comes_along(
-    tree: Callable[..., Path], tmp_path: Path, module: str, source: str, path: str, files: list[str]
+def test_the_package_under_test_comes_along_with_its_data(
+    tree: Callable[..., Path], tmp_path: Path, module: str, source: str, path: str, data: list[str]
 ) -> None:
-    tree(
-        "pyproject.toml", "tests/test_a.py", "src/pkg/__init__.py", "src/pkg/sub/mod.py", "alone.py", "not.py"
-    )
+    python = ["tests/test_a.py", "src/pkg/__init__.py", "src/pkg/sub/mod.py", "alone.py"]
+    tree("pyproject.toml", "src/pkg/data.txt", "notes.txt", *python)
     packed = luggage.of_suite(["tests"], module, tmp_path / source)
-    assert unpacked(packed, tmp_path / "there") == sorted(["pyproject.toml", "tests/test_a.py", *files])
+    assert unpacked(packed, tmp_path / "there") == sorted(["pyproject.toml", *python, *data])
     assert packed.path == (path,)
 
 
