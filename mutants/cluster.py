@@ -6,6 +6,7 @@ Dask does the scheduling: a unit whose worker dies is given to another. What we 
 
 import logging
 import pickle
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor, Future
 from contextlib import contextmanager
@@ -54,7 +55,9 @@ class Cluster(Executor):
         self._versions = station.versions()
         try:
             connect: Any = Client  # it has no types
-            self._client = connect("tcp://" + address.removeprefix(SCHEME), timeout=WAIT)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of versions that differ: see below
+                self._client = connect("tcp://" + address.removeprefix(SCHEME), timeout=WAIT)
         except (OSError, ValueError, TimeoutError) as error:
             raise ClusterError(f"no Dask scheduler answers at {address}: {error}") from error
         try:

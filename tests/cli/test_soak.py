@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from tinyllm.cli.reach import Report
 from tinyllm.cli.search import Search, _seed
 from tinyllm.cli.slice import Slice, _again, search
 from tinyllm.cli.soak import duration, shard_of
+from tinyllm.testing.contract import CAPABILITIES
 from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.soak import Soaked
 
@@ -295,7 +297,8 @@ def test_a_narrow_terminal(on_terminal: Call) -> None:
 
 def test_an_engine_behind_a_pipe(tinyllm: Call) -> None:
     engine = Path(__file__).parents[1] / "testing" / "pipe_engine.py"
-    done = tinyllm("soak", "--exec", f"{sys.executable} {engine}", "--for", "2s", "-j", 1)
+    command = shlex.join([sys.executable, str(engine), "--offers", " ".join(CAPABILITIES)])
+    done = tinyllm("soak", "--exec", command, "--for", "2s", "-j", 1)
     assert done.returncode == PASS, done.stdout + done.stderr
     assert "blocks that one truncate gave back" not in done.stdout, "it does not offer that"
 
