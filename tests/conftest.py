@@ -26,6 +26,12 @@ if os.environ.get("TINYLLM_BROWSER") != "required":
     )
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Of `-n auto`: half as many again as there are cores, since many tests wait for what they started."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores + cores // 2
+
+
 def allowed(nodeid: str) -> bool:
     """Whether a test may be skipped."""
     return nodeid.startswith(tuple(ALLOWED_SKIPS))

@@ -64,6 +64,7 @@ def test_the_kit_checks_a_file_of_ones_own(run: Run, tmp_path: Path) -> None:
     assert "failed" in run(*command).stdout
 
 
+@pytest.mark.long
 def test_a_learner_starts_tests_checks_and_mutates(run: Run, tmp_path: Path) -> None:
     started = run("tinyllm", "start")
     assert started.returncode == 0, started.stderr

@@ -32,6 +32,8 @@ from .conftest import REFERENCE, plain_environment
 
 Call = Callable[..., Any]
 PASS, WEAK, USAGE, LOST, INTERRUPTED = 0, 1, 2, 6, 130
+AT_ONCE = "class PagedKVCache(Right):\n    def num_free_blocks(self): return -1\n"
+"""Breaks law 5 with its first line."""
 
 
 @pytest.fixture
@@ -178,14 +180,14 @@ def test_a_long_trace_is_no_silence() -> None:
 def test_a_folder_that_cannot_be_written(tinyllm: Call, tmp_path: Path, write: Call) -> None:
     """The program is told all the same."""
     (tmp_path / "file").write_text("")
-    done = tinyllm("soak", write("mine.py", "s07"), "--for", "5m", "-j", 1, "--traces", "file/below")
+    done = tinyllm("soak", write("mine.py", AT_ONCE), "--for", "5m", "-j", 1, "--traces", "file/below")
     assert done.returncode == WEAK, done.stderr
     assert "the trace cannot be written to file/below: Not a directory" in done.stdout
     assert "replay(PagedKVCache" in done.stdout
 
 
 def test_a_broken_law_decides_whatever_else_fails(tinyllm: Call, write: Call) -> None:
-    done = tinyllm("soak", write("mine.py", "s07"), "--for", "5m", "-j", 1, "--json", "/dev/full")
+    done = tinyllm("soak", write("mine.py", AT_ONCE), "--for", "5m", "-j", 1, "--json", "/dev/full")
     assert done.returncode == WEAK, done.stderr
     assert "FAIL" in done.stdout
     assert done.stderr == "tinyllm: /dev/full cannot be written: No space left on device\n"
@@ -221,7 +223,9 @@ def test_ctrl_c_twice_while_a_program_is_made_shorter(command: str, tmp_path: Pa
         stderr=subprocess.PIPE,
         text=True,
     )
+    deadline = time.monotonic() + 120
     while not folder(tmp_path) or not folder(tmp_path)[0].startswith("law-"):
+        assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     time.sleep(0.1)
@@ -236,15 +240,12 @@ def test_ctrl_c_twice_while_a_program_is_made_shorter(command: str, tmp_path: Pa
     assert (report["law"], report["trace"]) == (7, f"tinyllm-traces/{name}")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_ends_with_its_report_when_it_is_told_to(
-    tinyllm_process: Call, tmp_path: Path, number: int
-) -> None:
+def test_it_ends_with_its_report_when_it_is_told_to(tinyllm_process: Call, tmp_path: Path) -> None:
     process = tinyllm_process("soak", "--for", "5m", "-j", 1, "--json", "r.json")
     time.sleep(8)
-    process.send_signal(number)
+    process.terminate()
     said, error = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, said + error
+    assert process.returncode == 128 + signal.SIGTERM, said + error
     assert error == ""
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["programs"] > 0, "what a search had done by then is counted"
@@ -252,36 +253,8 @@ def test_it_ends_with_its_report_when_it_is_told_to(
     assert "ended early" in said
 
 
-def test_a_law_found_broken_is_told_when_it_ends_early(
-    tinyllm_process: Call, tmp_path: Path, write: Call
-) -> None:
-    """Ctrl-C comes while the counterexample is made shorter, which takes long here."""
-    body = (
-        "import time\n"
-        "class PagedKVCache(Right):\n"
-        "    found = False\n"
-        "    def free(self, seq):\n"
-        "        PagedKVCache.found = True\n"
-        "    def add_seq(self, seq):\n"
-        "        if PagedKVCache.found: time.sleep(1)\n"
-        "        super().add_seq(seq)\n"
-    )
-    process = tinyllm_process("soak", write("mine.py", body), "--for", "5m", "-j", 1, "--json", "r.json")
-    deadline = time.monotonic() + 120
-    while not folder(tmp_path):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    said, error = process.communicate(timeout=60)
-    assert process.returncode == WEAK, said + error
-    (name,) = folder(tmp_path)
-    assert "not made shorter yet" in (tmp_path / "tinyllm-traces" / name).read_text()
-    assert f"The trace: tinyllm-traces/{name}" in said
-    assert json.loads((tmp_path / "r.json").read_text())["law"]
-
-
 def test_live_progress(on_terminal: Call) -> None:
-    code, shown = on_terminal("soak", "--for", "4s", "-j", "1", columns=100)
+    code, shown = on_terminal("soak", "--for", "2s", "-j", "1", columns=100)
     assert code == PASS
     assert "1 searches under way, " in shown
     assert "left; Ctrl-C ends it with its report" in shown
@@ -321,9 +294,9 @@ def test_an_engine_behind_a_pipe(tinyllm: Call) -> None:
         (("-j", "0"), "0 is no whole number of at least 1"),
     ],
 )
-def test_wrong_options_are_refused(tinyllm: Call, arguments: tuple[str, ...], said: str) -> None:
-    done = tinyllm("soak", *arguments)
-    assert done.returncode == USAGE, done.stdout
+def test_wrong_options_are_refused(invoke: Call, arguments: tuple[str, ...], said: str) -> None:
+    done = invoke("soak", *arguments)
+    assert done.exit_code == USAGE, done.stdout
     assert "PASS" not in done.stdout
     assert said in " ".join(done.stderr.replace("│", " ").split())
     assert "Traceback" not in done.stderr

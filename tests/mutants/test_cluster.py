@@ -214,13 +214,16 @@ def test_soak(cluster: Loopback, tmp_path: Path, tinyllm: Call) -> None:
 def test_a_worker_that_is_killed_costs_a_retry_and_no_verdict(
     cluster: Loopback, project: Path, tinyllm: Call
 ) -> None:
-    """Each run says when it begins and ends; one worker is killed by its process id between the two."""
-    log = project / "log"
+    """Each run says when it begins and ends; one worker is killed by its process id between the two.
+
+    From the third run on they wait while a file is there, so that both workers are in the middle of one.
+    """
+    log, stay = project / "log", project / "stay"
     slow = f"""
-import os, time
+import pathlib, time
 def test_slowly():
     with open({str(log)!r}, "a") as log: log.write("begin\\n")
-    time.sleep(1.5)
+    while pathlib.Path({str(stay)!r}).exists(): time.sleep(0.02)
     with open({str(log)!r}, "a") as log: log.write("end\\n")
 """
     (project / "tests/test_a_slow_one.py").write_text(slow, encoding="utf-8")
@@ -245,10 +248,13 @@ def test_slowly():
             stderr=subprocess.STDOUT,
             text=True,
         )
-        wait_for(lambda: log.read_text().count("end") >= 3 and under_way(log) > 0)
+        wait_for(lambda: log.read_text().count("end") >= 2)
+        stay.touch()
+        wait_for(lambda: under_way(log) == 2)
         victim = next(iter(before.values()))
         stations = children(victim)
         os.kill(victim, signal.SIGKILL)
+        stay.unlink()
         said, _ = process.communicate(timeout=300)
         after = client.run(os.getpid)
     assert process.returncode == here.returncode == 1, said

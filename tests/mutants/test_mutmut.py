@@ -46,6 +46,7 @@ def run(folder: Path, *command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_mutmut_has_run_beside_the_planted_bugs(tree: Path) -> None:
     assert (tree / "mutants" / "tinyllm" / "infer" / "paged.py").exists()
     assert (tree / "mutants" / "course.toml").read_bytes() == (ROOT / "mutants" / "course.toml").read_bytes()
@@ -55,10 +56,12 @@ def test_mutmut_has_run_beside_the_planted_bugs(tree: Path) -> None:
     assert all(line.endswith(": killed") for line in mine), mine
 
 
+@pytest.mark.long
 def test_git_sees_none_of_it(tree: Path) -> None:
     assert run(tree, "git", "status", "--porcelain") == ""
 
 
+@pytest.mark.long
 def test_one_command_clears_it(tree: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(tree, copy)
@@ -69,6 +72,7 @@ def test_one_command_clears_it(tree: Path, tmp_path: Path) -> None:
     assert (copy / "mutants" / "course.toml").exists()
 
 
+@pytest.mark.long
 def test_pytest_the_grader_and_coverage_still_run(tree: Path) -> None:
     collected = run(tree, sys.executable, "-m", "pytest", "--collect-only", "-q", "--no-header")
     assert "tests/own/test_properties.py::" in collected
@@ -82,6 +86,7 @@ def test_pytest_the_grader_and_coverage_still_run(tree: Path) -> None:
     assert "mutants/tinyllm" not in report
 
 
+@pytest.mark.long
 def test_types_still_check(tree: Path) -> None:
     assert "Success" in run(tree, sys.executable, "-m", "mypy", "-p", "mutants", "-p", "tinyllm")
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from mutants import bugs, plant, process, verdict
 from mutants.grade import Grader
 from mutants.worker import Job, run
@@ -56,6 +58,7 @@ def test_that_test_can_fail(tmp_path: Path) -> None:
     assert list(imported(path)) == ["tinyllm.testing.catalogue"]
 
 
+@pytest.mark.long
 def test_the_properties_alone_kill() -> None:
     """Eleven or more, s06 and s07 among them; `tinyllm check` grades all of `tests/own`."""
     tests, quick = (str(OWN / "test_properties.py"),), ("--hypothesis-profile=tinyllm-dev",)
