@@ -6,10 +6,12 @@ Dask does the scheduling: a unit whose worker dies is given to another. What we 
 
 import logging
 import pickle
+import time
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Executor, Future
-from contextlib import contextmanager
+from concurrent.futures import CancelledError, Executor, Future, InvalidStateError
+from contextlib import contextmanager, suppress
+from threading import Event, Thread
 from typing import Any
 
 from mutants import station
@@ -18,6 +20,8 @@ from mutants.station import StationError, Versions
 
 SCHEME = "dask://"
 WAIT = 5.0  # seconds, for a scheduler that answers, and for its first worker
+LOOK = 1.0  # seconds between two looks at how many workers there are
+ALONE = 60.0  # seconds without any, after which nobody waits on
 RETRIES = 2  # of a unit whose process is gone; those of a worker that is gone are Dask's own
 
 
@@ -66,6 +70,9 @@ class Cluster(Executor):
             self._client.close()
             raise
         self._executor = self._client.get_executor(pure=False, retries=RETRIES)
+        self._pending: set[Future[Any]] = set()
+        self._closed = Event()
+        Thread(target=self._watch, daemon=True).start()
 
     def _compare(self) -> None:
         try:
@@ -102,12 +109,14 @@ class Cluster(Executor):
         done: Future[Any] = Future()
         with self._lost():
             inner = self._executor.submit(station.away, self._versions, self._luggage, unit)
+        self._pending.add(done)
+        done.add_done_callback(self._pending.discard)
         inner.add_done_callback(lambda one: self._pass_on(one, done))
         done.add_done_callback(lambda one: inner.cancel() if one.cancelled() else None)
         return done
 
     def _pass_on(self, inner: Future[Any], done: Future[Any]) -> None:
-        if not done.set_running_or_notify_cancel():
+        if done.done() or not done.set_running_or_notify_cancel():
             return
         try:
             done.set_result(inner.result())
@@ -129,8 +138,21 @@ class Cluster(Executor):
     def _gone(self) -> ClusterError:
         return ClusterError(f"the cluster at {self.address} was lost: its scheduler is gone")
 
+    def _watch(self) -> None:
+        """Give up when there has been no worker for long; Dask would wait for ever."""
+        since = time.monotonic()
+        while not self._closed.wait(LOOK):
+            with suppress(Exception):  # a scheduler that is gone is seen by the futures
+                if any(self._client.nthreads().values()):
+                    since = time.monotonic()
+            if time.monotonic() - since > ALONE:
+                for one in list(self._pending):
+                    with suppress(InvalidStateError):
+                        one.set_exception(ClusterError(f"the cluster at {self.address} has no worker left"))
+
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Leave the cluster; what is not done there is cancelled."""
         del wait, cancel_futures
+        self._closed.set()
         self._executor.shutdown(wait=False)
         self._client.close(timeout=2)

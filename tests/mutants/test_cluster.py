@@ -354,6 +354,22 @@ def test_no_worker(alone: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
         Cluster(alone.address, luggage.nothing())
 
 
+def test_no_worker_is_left(alone: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for ever."""
+    alone.worker()
+    alone.up(1)
+    monkeypatch.setattr("mutants.cluster.ALONE", 1.0)
+    pool = Cluster(alone.address, luggage.nothing())
+    try:
+        assert pool.submit(divmod, 7, 2).result(60) == (3, 1)
+        waiting = pool.submit(time.sleep, 600)
+        os.killpg(alone.processes[-1].pid, signal.SIGKILL)
+        with pytest.raises(ClusterError, match=f"the cluster at {alone.address} has no worker left"):
+            waiting.result(60)
+    finally:
+        pool.shutdown()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -14,13 +14,13 @@ from tinyllm.cli import need, stages
 from tinyllm.cli.gate import Badge, Gate, Junit, check_writable, write
 from tinyllm.cli.grade import Html, Jobs, Reveal, Seed, choose, run_grader, suite_pool, write_page
 from tinyllm.cli.hold import Held, Programs, Progress, as_json, hold
+from tinyllm.cli.impl import REFERENCE, Exec, Impl, chosen
 from tinyllm.cli.screen import fail, show, terminal
 
 if TYPE_CHECKING:
     from mutants.process import Ended
     from mutants.verdict import Grade
 
-REFERENCE = "tinyllm.infer.paged"
 PROFILES = ("dev", "ci", "deep")
 SILENCE = 60.0  # seconds without a word from a check, the slowest of which takes two
 
@@ -29,13 +29,8 @@ WEAK, USAGE = 1, 2
 
 def check(
     context: typer.Context,
-    impl: Annotated[
-        str, typer.Argument(metavar="[IMPL]", help="path/to/paged.py, pkg.module or pkg.module:Class.")
-    ] = REFERENCE,
-    command: Annotated[
-        str | None,
-        typer.Option("--exec", metavar="COMMAND", help="An engine behind a pipe, in place of IMPL."),
-    ] = None,
+    impl: Impl = REFERENCE,
+    command: Exec = None,
     tests: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Tests to grade, once IMPL passes.")
     ] = None,
@@ -63,10 +58,7 @@ def check(
 
     need("pytest", "hypothesis", *(["jinja2"] if html else []))
     console = terminal()
-    if command is not None:
-        if impl != REFERENCE:
-            fail(USAGE, f"--exec {command} and {impl}: name one of the two")
-        impl = f"exec:{command}"
+    impl = chosen(impl, command)
     if profile not in PROFILES:
         fail(USAGE, f"--profile {profile}: there are {', '.join(PROFILES)}")
     if tests is not None and not tests.exists():

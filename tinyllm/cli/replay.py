@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from tinyllm.cli.check import REFERENCE
+from tinyllm.cli.impl import REFERENCE, Exec, Impl, chosen
 from tinyllm.cli.screen import fail, terminal
 
 WEAK, USAGE = 1, 2
@@ -14,13 +14,8 @@ WEAK, USAGE = 1, 2
 
 def replay(
     file: Annotated[Path, typer.Argument(metavar="FILE.trace", help="The program, in the trace language.")],
-    impl: Annotated[
-        str, typer.Argument(metavar="[IMPL]", help="path/to/paged.py, pkg.module or pkg.module:Class.")
-    ] = REFERENCE,
-    command: Annotated[
-        str | None,
-        typer.Option("--exec", metavar="COMMAND", help="An engine behind a pipe, in place of IMPL."),
-    ] = None,
+    impl: Impl = REFERENCE,
+    command: Exec = None,
 ) -> None:
     """Run a program from a file, and say at which line which law breaks, if one does.
 
@@ -33,9 +28,10 @@ def replay(
     from tinyllm.testing.trace import NotOffered, TraceError, parse  # noqa: PLC0415
 
     console = terminal()
+    impl = chosen(impl, command)
     try:
         text = file.read_text(encoding="utf-8")
-        run = Run(load(f"exec:{command}" if command else impl))
+        run = Run(load(impl))
     except (OSError, UnicodeDecodeError) as error:
         fail(USAGE, f"{file} cannot be read: {getattr(error, 'strerror', None) or error}")
     except (ImplementationError, ValueError) as error:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from tinyllm.cli.check import REFERENCE
 from tinyllm.cli.gate import check_writable, write
+from tinyllm.cli.impl import REFERENCE, Exec
 from tinyllm.cli.screen import fail, terminal
 
 if TYPE_CHECKING:
@@ -36,10 +36,7 @@ def show(
         Path | None,
         typer.Option(metavar="FILE", help="Draw it as a film strip as well, of 24 panels at most."),
     ] = None,
-    command: Annotated[
-        str | None,
-        typer.Option("--exec", metavar="COMMAND", help="An engine behind a pipe, in place of IMPL."),
-    ] = None,
+    command: Exec = None,
 ) -> None:
     """Step through a program: after each line the pool, the block tables, the lengths, and the cost.
 

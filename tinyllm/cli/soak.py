@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tinyllm.cli import need
-from tinyllm.cli.check import REFERENCE
 from tinyllm.cli.gate import check_writable
 from tinyllm.cli.grade import Jobs, at_least
+from tinyllm.cli.impl import REFERENCE, Exec, Impl, chosen
 from tinyllm.cli.pool import On, pool
 from tinyllm.cli.reach import Report
 from tinyllm.cli.screen import fail, terminal
@@ -45,13 +45,8 @@ def shard_of(text: str) -> tuple[int, int]:
 
 
 def soak(
-    impl: Annotated[
-        str, typer.Argument(metavar="[IMPL]", help="path/to/paged.py, pkg.module or pkg.module:Class.")
-    ] = REFERENCE,
-    command: Annotated[
-        str | None,
-        typer.Option("--exec", metavar="COMMAND", help="An engine behind a pipe, in place of IMPL."),
-    ] = None,
+    impl: Impl = REFERENCE,
+    command: Exec = None,
     lasts: Annotated[str, typer.Option("--for", metavar="TIME", help="To search: 8h, 1h30m, 90s.")] = "10m",
     shard: Annotated[
         str, typer.Option(metavar="i/N", help="Search this part of N; with one --seed, each has its own.")
@@ -86,10 +81,7 @@ def soak(
 
     need("pytest", "hypothesis")
     console = terminal()
-    if command is not None:
-        if impl != REFERENCE:
-            fail(USAGE, f"--exec {command} and {impl}: name one of the two")
-        impl = f"exec:{command}"
+    impl = chosen(impl, command)
     part, seconds = shard_of(shard), duration(lasts)
     check_writable(*([json] if json else []))
     if os.path.lexists(traces) and not traces.is_dir():
