@@ -55,8 +55,7 @@ def test_the_hash_seed_changes_nothing(tinyllm: Tinyllm, tmp_path: Path) -> None
     assert first["codes"] == (WEAK, WEAK)
     assert first["errors"] == ("", "")
     assert first["checked"]["check"]["law"] == 8
-    for seed in ("1", "12345"):
-        assert found(tinyllm, tmp_path, PYTHONHASHSEED=seed) == first
+    assert found(tinyllm, tmp_path, PYTHONHASHSEED="12345") == first
 
 
 ONE = {

@@ -71,7 +71,10 @@ def untimed(text: str) -> str:
     return re.sub(r"\d+\.\d\d", "0.00", text)
 
 
-@pytest.mark.parametrize("line", COMMANDS)
+LOOKED_AT = ["check paged.py", "power --trials 1 --bug s01", "diff paged.py"]
+
+
+@pytest.mark.parametrize("line", [line for line in COMMANDS if line not in LOOKED_AT])
 def test_an_encoding_with_few_characters(run: Run, line: str) -> None:
     done = run(line, env=FEW)
     assert done.returncode == COMMANDS[line]
@@ -79,7 +82,7 @@ def test_an_encoding_with_few_characters(run: Run, line: str) -> None:
     assert (done.stdout + done.stderr).isascii()
 
 
-@pytest.mark.parametrize("line", ["check paged.py", "power --trials 1 --bug s01", "diff paged.py"])
+@pytest.mark.parametrize("line", LOOKED_AT)
 def test_only_what_is_lacking_is_replaced(run: Run, line: str) -> None:
     streams.prepare()
     usual, few = run(line, env={"PYTHONIOENCODING": "utf-8"}), run(line, env=FEW)

@@ -49,6 +49,7 @@ def test_outputs_share_the_prompt(llama: Llama, tokenizer: Tokenizer) -> None:
     assert many.figures.held_bytes < copies.figures.held_bytes / 2
 
 
+@pytest.mark.long
 def test_beams_are_those_of_copied_caches_and_no_worse_than_greedy(
     llama: Llama, tokenizer: Tokenizer
 ) -> None:
@@ -64,6 +65,7 @@ def test_beams_are_those_of_copied_caches_and_no_worse_than_greedy(
     assert figures.shared_blocks >= 1
 
 
+@pytest.mark.long
 def test_lookup_says_what_greedy_says(llama: Llama, tokenizer: Tokenizer) -> None:
     ids = prompt(tokenizer, "one two three four five six, one two three four five six, one two")
     plain = generate(llama, ids, max_tokens=24).outputs[0].ids
@@ -80,6 +82,7 @@ def test_lookup_says_what_greedy_says(llama: Llama, tokenizer: Tokenizer) -> Non
         row = llama.forward([a], layers)[0]
 
 
+@pytest.mark.long
 def test_a_quarter_of_the_blocks_changes_no_token(llama: Llama, tokenizer: Tokenizer) -> None:
     texts = ["The capital of France is", "Two plus two is", "Water boils at", "The sky is"]
     requests = [

@@ -49,14 +49,16 @@ def test_the_logits_of_the_prompts(llama: Llama, truth: Truth) -> None:
         assert np.abs(in_one_number - truth[f"{name}_logsumexp"]).max() < 1e-3
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("dtype", [pytest.param(np.float16, marks=pytest.mark.long), np.float32])
 def test_the_ids_on_the_contiguous_cache(llama: Llama, truth: Truth, dtype: Any) -> None:
     for name in PROMPTS:
         ids = greedy(llama, contiguous(llama, dtype), truth[f"{name}_prompt"].tolist(), 50)
         assert ids == truth[f"{name}_ids"].tolist(), name
 
 
-@pytest.mark.parametrize(("block_size", "attention"), [(1, gathered), (16, in_place)])
+@pytest.mark.parametrize(
+    ("block_size", "attention"), [pytest.param(1, gathered, marks=pytest.mark.long), (16, in_place)]
+)
 def test_the_ids_on_the_paged_cache(
     llama: Llama, truth: Truth, block_size: int, attention: Attention
 ) -> None:

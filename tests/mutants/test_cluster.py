@@ -254,6 +254,7 @@ def test_slowly():
         victim = next(iter(before.values()))
         stations = children(victim)
         os.kill(victim, signal.SIGKILL)
+        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in stations))
         stay.unlink()
         said, _ = process.communicate(timeout=300)
         after = client.run(os.getpid)
@@ -262,7 +263,6 @@ def test_slowly():
     assert victim not in after.values(), "another took its place"
     begun, ended = log.read_text().count("begin"), log.read_text().count("end")
     assert begun > ended >= runs, "a run was cut short, and done again"
-    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in stations))
 
 
 def test_a_scheduler_that_is_lost(alone: Loopback, project: Path) -> None:

@@ -45,6 +45,8 @@ Command = Callable[..., list[str]]
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 NAMES = ["python", *(["rust"] if shutil.which("rustc") else [])]
+ONE = [pytest.param("python", marks=pytest.mark.long) if "rust" in NAMES else "python", *NAMES[1:]]
+"""One engine is enough for every day, where it takes long."""
 FEW = settings(profile("ci"), max_examples=20)
 LATE = 1.0  # seconds for an answer, where none will come
 
@@ -156,7 +158,7 @@ def pid_of(cache: Any) -> int:
 # Right engines, and engines with a bug.
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ONE)
 def test_a_right_engine_passes(name: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     short = {one: case for one, case in DIRECTED.items() if not one[0].isdigit()}
     monkeypatch.setattr(check_module, "DIRECTED", short)  # the others ask some 100,000 times
@@ -166,10 +168,6 @@ def test_a_right_engine_passes(name: str, command: Command, monkeypatch: pytest.
     assert report.not_checked == ()
     assert len(report.checked) == len(CATALOGUE) + len(short) + 1
     assert report.programs >= 20
-
-
-ONE = [pytest.param("python", marks=pytest.mark.long) if "rust" in NAMES else "python", *NAMES[1:]]
-"""To catch a bug, one engine is enough for every day."""
 
 
 @pytest.mark.parametrize("bug", LAWS_BROKEN)
