@@ -23,8 +23,6 @@ from functools import partial
 from time import thread_time_ns
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.cache import (
     BLOCK,
@@ -39,6 +37,7 @@ from benchmarks.cache import (
     new_contiguous,
     new_pool,
     refill,
+    tell,
 )
 from tinyllm.infer.attention import Attention, as_float32, gathered, in_place
 from tinyllm.infer.llama import LayerCache, PagedSequence
@@ -148,16 +147,7 @@ def main() -> int:
     keep_freed_memory()
     rows = measure(max(1, arguments.rounds))
     heads = f"{QUERY_HEADS} query heads on {HEADS}"
-    table = Table("step of decoding", "against", title=f"{LAYERS} layers, {heads}, {DIMS} dims, B = {BLOCK}")
-    for column in ("measured", "at most"):
-        table.add_column(column, justify="right")
-    table.add_column("target")
-    for row in rows:
-        most = "" if row.target is None else f"{row.target:g}{row.unit}"
-        style = {"met": "green", "missed": "bold red"}.get(row.verdict())
-        table.add_row(row.what, row.baseline, f"{row.ratio:.3g}{row.unit}", most, row.verdict(), style=style)
-    Console().print(table)
-    return int(any(row.verdict() == "missed" for row in rows))
+    return tell(rows, "step of decoding", f"{LAYERS} layers, {heads}, {DIMS} dims, B = {BLOCK}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns
@@ -253,6 +253,20 @@ def measure(rounds: int) -> list[Row]:
     return rows
 
 
+def tell(rows: Sequence[Row], what: str, title: str) -> int:
+    """Print the rows as a table; 1 if a target is missed."""
+    table = Table(what, "against", title=title)
+    for column in ("measured", "at most"):
+        table.add_column(column, justify="right")
+    table.add_column("target")
+    for row in rows:
+        most = "" if row.target is None else f"{row.target:g}{row.unit}"
+        style = {"met": "green", "missed": "bold red"}.get(row.verdict())
+        table.add_row(row.what, row.baseline, f"{row.ratio:.3g}{row.unit}", most, row.verdict(), style=style)
+    Console().print(table)
+    return int(any(row.verdict() == "missed" for row in rows))
+
+
 def main() -> int:
     """Print the table; 1 if a target is missed."""
     parser = argparse.ArgumentParser(
@@ -267,19 +281,10 @@ def main() -> int:
     gc.disable()  # a collection in one half of a pair would count against it
     keep_freed_memory()
     rows = measure(max(1, arguments.rounds))
-    table = Table("paged cache", "against", title=f"{LAYERS} layers, {HEADS} heads, {DIMS} dims, B = {BLOCK}")
-    for column in ("measured", "at most"):
-        table.add_column(column, justify="right")
-    table.add_column("target")
-    for row in rows:
-        most = "" if row.target is None else f"{row.target:g}{row.unit}"
-        verdict = row.verdict()
-        style = {"met": "green", "missed": "bold red"}.get(verdict)
-        table.add_row(row.what, row.baseline, f"{row.ratio:.3g}{row.unit}", most, verdict, style=style)
-    Console().print(table)
+    code = tell(rows, "paged cache", f"{LAYERS} layers, {HEADS} heads, {DIMS} dims, B = {BLOCK}")
     if not SMAPS.exists():
         print(f"memory was not measured: there is no {SMAPS} here")
-    return int(any(row.verdict() == "missed" for row in rows))
+    return code
 
 
 if __name__ == "__main__":

@@ -31,10 +31,8 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from hypothesis import settings
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.cache import Row
+from benchmarks.cache import Row, tell
 from tinyllm.infer.paged import PagedKVCache
 from tinyllm.testing import trace
 from tinyllm.testing.check import run_machine
@@ -282,16 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts of it")
     options = parser.parse_args(arguments)
     rows = [row for name in options.only for row in PARTS[name][options.quick]()]
-    table = Table("harness", "against", title="what checking costs")
-    for column in ("measured", "at most"):
-        table.add_column(column, justify="right")
-    table.add_column("target")
-    for row in rows:
-        most = "" if row.target is None else f"{row.target:g}{row.unit}"
-        style = {"met": "green", "missed": "bold red"}.get(row.verdict())
-        table.add_row(row.what, row.baseline, f"{row.ratio:.3g}{row.unit}", most, row.verdict(), style=style)
-    Console().print(table)
-    return int(any(row.verdict() == "missed" for row in rows))
+    return tell(rows, "harness", "what checking costs")
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ once more at the end, several times if a kill did not happen again: a suite that
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -119,7 +119,7 @@ class Grader:
             self._submit(pool, target, seed, timeout): (target, seed) for target in clean for seed in several
         }
         outcomes, green, slowest, red = [], set(), 0.0, []
-        for future in _as_done(runs):
+        for future in as_completed(runs):
             ended, (target, seed) = future.result()[0], runs[future]
             problem = _problem(ended, timeout)
             if problem is None:
@@ -158,7 +158,7 @@ class Grader:
         }
         last = [self._submit(pool, self.target, seeds[0], timeout)]
         lost: ClusterError | None = None
-        for future in _as_done(runs):
+        for future in as_completed(runs):
             name, seed = runs[future]
             try:
                 trial = _trial(seed, future.result(), timeout)
@@ -242,11 +242,3 @@ def _how(ended: Ended) -> str:
     """How a process ended that did not run to its end: its error, or the last that it printed."""
     last = next(iter(str(ended.value or ended.output).strip().splitlines()[::-1]), "")
     return last if ended.how == "error" else f"without notice, after printing {last!r}"
-
-
-def _as_done(futures: Iterable[Future[Runs]]) -> Iterator[Future[Runs]]:
-    """Futures as they end; Ctrl-C gets through while waiting."""
-    waiting = set(futures)
-    while waiting:
-        done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-        yield from done

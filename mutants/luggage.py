@@ -76,7 +76,11 @@ def of_suite(tests: Iterable[str], module: str, source: Path) -> Luggage:
     above = {folder for path in paths for folder in path.parents if folder.is_relative_to(root)}
     files |= {file for folder in above for name in ALONG if (file := folder / name).is_file()}
     if any((root / name).is_file() for name in SETTINGS):
-        files |= {file for file in _files(root) if file.suffix == ".py" and not _ours(file.relative_to(root))}
+        files |= {
+            file
+            for file in _files(root)
+            if file.suffix == ".py" and file.relative_to(root).parts[0] not in OURS
+        }
     path = []
     top = source.resolve()
     for _ in range(module.count(".") + (source.name == "__init__.py")):
@@ -96,10 +100,6 @@ def of_file(path: Path) -> Luggage:
 def nothing() -> Luggage:
     """No file at all: what is installed is enough."""
     return _packed(Path.cwd(), set())
-
-
-def _ours(path: Path) -> bool:
-    return path.parts[0] in OURS
 
 
 def _root(paths: list[Path]) -> Path:

@@ -2,11 +2,11 @@
 
 import hashlib
 import itertools
-import signal
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, as_completed, wait
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -54,7 +54,6 @@ class Search:
             if self.report.code == PASS:
                 self._search(workers, time.monotonic() + seconds)
         except (KeyboardInterrupt, SystemExit) as stop:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the report, asked for, takes a second
             self.stop(int(stop.code or 0) if isinstance(stop, SystemExit) else INTERRUPTED)
         except ClusterError as error:
             self.stop(LOST, str(error))
@@ -64,9 +63,9 @@ class Search:
             self._cancelled.set()
             self._end(workers)
             self.report.seconds = time.monotonic() - started
-            for one in self._partial.values():
-                self._add(one)
-            for broken, path in self._raw.values():  # found all the same
+            for one in list(self._partial.values()):  # a thread may still be heard
+                _add(self.report, one)
+            for broken, path in list(self._raw.values()):  # found all the same
                 self._found(Slice(Soaked(broken=broken)), path)
 
     def stop(self, code: int, problem: str = "") -> None:
@@ -83,8 +82,8 @@ class Search:
             say(report.story, markup=False, soft_wrap=True)
             if report.trace:
                 say(f"\nThe trace: {escape(report.trace)}; tinyllm replay runs it again.", soft_wrap=True)
-            for _, path in self._raw.values():
-                say(f"Not made shorter: {escape(str(path))}", soft_wrap=True)
+            for path in {str(path) for _, path in self._raw.values() if path} - {report.trace}:
+                say(f"Another, not made shorter: {escape(path)}", soft_wrap=True)
         say()
         if report.programs:
             say(picture([report], self.console.width))
@@ -113,7 +112,7 @@ class Search:
                 self._say(f"{path}: not run: {error.strerror}")
                 continue
             runs[workers.executor.submit(again, impl, text, self._cancelled)] = path
-        for future in _as_done(runs):
+        for future in as_completed(runs):
             path, one = runs[future], future.result()
             if one.unusable:
                 self.stop(USAGE, one.unusable)
@@ -162,7 +161,7 @@ class Search:
             self.stop(USAGE, one.unusable)
         elif not one.cancelled:
             heard = self._partial.pop(number, Soaked())
-            self._add(heard if one.died or one.raw else one.soaked)
+            _add(self.report, heard if one.died or one.raw else one.soaked)
             if one.died or one.soaked.broken:
                 self._found(one, self._keep(number, one))
 
@@ -210,24 +209,11 @@ class Search:
         self.report.law = broken.law if broken else None
         self.report.story = str(broken) if broken else f"While this program ran, {one.died}\n\n{one.program}"
 
-    def _add(self, one: Soaked) -> None:
-        self.report.programs += one.programs
-        self.report.lines += one.lines
-        self.report.reached = self.report.reached + one.reached
-        self.report.offers |= one.offers
-
     def _now(self, started: float) -> Report:
         """The report, with what is under way."""
-        report = Report(self.report.implementation, self.report.seed, self.report.shard)
-        report.seconds = time.monotonic() - started
-        total = Soaked()
-        for one in (
-            *self._partial.values(),
-            Soaked(self.report.programs, self.report.lines, self.report.reached, self.report.offers),
-        ):
-            total.add(one)
-        report.programs, report.lines = total.programs, total.lines
-        report.reached, report.offers = total.reached, total.offers
+        report = replace(self.report, seconds=time.monotonic() - started)
+        for one in list(self._partial.values()):
+            _add(report, one)
         return report
 
     @contextmanager
@@ -266,6 +252,13 @@ class Search:
             yield draw
 
 
+def _add(report: Report, one: Soaked) -> None:
+    report.programs += one.programs
+    report.lines += one.lines
+    report.reached = report.reached + one.reached
+    report.offers |= one.offers
+
+
 def _counts(report: Report) -> str:
     rate = report.lines / report.seconds if report.seconds else 0.0
     took = timedelta(seconds=round(report.seconds))
@@ -275,10 +268,3 @@ def _counts(report: Report) -> str:
 def _seed(base: int, number: int) -> int:
     """Of the search with this number: soaks with bases side by side share none."""
     return int.from_bytes(hashlib.sha256(f"{base}/{number}".encode()).digest()[:8])
-
-
-def _as_done(runs: dict[Future[Slice], Path]) -> Iterator[Future[Slice]]:
-    waiting = set(runs)
-    while waiting:
-        done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-        yield from done
