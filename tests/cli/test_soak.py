@@ -24,6 +24,7 @@ from tinyllm.cli.reach import Report
 from tinyllm.cli.search import Search, _seed
 from tinyllm.cli.slice import Slice, _again, search
 from tinyllm.cli.soak import duration, shard_of
+from tinyllm.cli.traces import keep, known
 from tinyllm.testing.contract import CAPABILITIES
 from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.soak import Soaked
@@ -168,6 +169,19 @@ def test_traces_that_say_nothing(tinyllm: Call, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("nowhere")
     refused = tinyllm("soak", "--for", "1s", "--traces", "link")
     assert (refused.returncode, refused.stderr) == (USAGE, "tinyllm: --traces link is no folder\n")
+
+
+def test_a_find_is_named_by_its_program_alone(tmp_path: Path) -> None:
+    """The same from two machines is one file, whatever was said of it."""
+    for found, program in (
+        ("this", "new 1 1 1 1 1\n"),
+        ("that", "new 1 1 1 1 1\n"),
+        ("this", "new 2 1 1 1 1\n"),
+    ):
+        broken = LawBroken(8, "sharing", "one", found)
+        broken.trace = program
+        keep(tmp_path, broken)
+    assert len(known(tmp_path)) == 2
 
 
 def test_a_long_trace_is_no_silence() -> None:

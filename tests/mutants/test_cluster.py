@@ -166,8 +166,6 @@ def test_grade_of_another_module(cluster: Loopback, tmp_path: Path, tinyllm: Cal
         "src/mine/other.py": "ONE = 1\n",
         "src/mine/sums.py": "from mine.other import ONE\n\ndef up(x):\n    return x + ONE\n",
         "tests/test_up.py": "from mine.sums import up\ndef test(): assert up(1) == 2\n",
-        "tests/conftest.py": "import sys, pathlib\n"
-        "sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / 'src'))\n",
         "bugs.toml": '[[bug]]\nid = "m1"\ntitle = "down"\nsymptom = "less"\n'
         'edits = [{find = "x + ONE", replace = "x - ONE"}]\n',
     }

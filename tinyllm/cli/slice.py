@@ -38,7 +38,7 @@ class Slice:
 
 def search(impl: str, seed: int, seconds: float, cancelled: Cancel, hear: Here) -> Slice:
     """Search from a seed for so many seconds; `hear` is told of progress, and of a broken law at once."""
-    handle, name = tempfile.mkstemp(dir=get_temp_dir())  # it goes with the fork server, whoever is killed
+    handle, name = tempfile.mkstemp(dir=get_temp_dir())  # where the fork server's socket is
     os.close(handle)
     flight = Path(name)
     raw: list[LawBroken] = []
