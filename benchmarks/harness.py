@@ -214,8 +214,8 @@ def mutmut(names: Sequence[str]) -> tuple[float, float, int]:
 
 GRADE = """
 import json, sys, time
-from mutants import bugs, plant
-from mutants.grade import Grader
+from tinyllm.grading import bugs, plant
+from tinyllm.grading.grade import Grader
 chosen, at = bugs.load_set("all")[::int(sys.argv[2])], {"start": time.monotonic()}
 def listener(what, *_):
     at[what] = time.monotonic()

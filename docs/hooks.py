@@ -14,8 +14,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from mutants import bugs, plant
 from tinyllm.cli.app import app
+from tinyllm.grading import bugs, plant
 from tinyllm.testing import film, trace
 
 ROOT = Path(__file__).parents[1]
@@ -47,7 +47,13 @@ INTERFACES = {
     ),
     "grader": (
         "The grader",
-        ("mutants.bugs", "mutants.grade", "mutants.verdict", "mutants.report", "mutants.junit"),
+        (
+            "tinyllm.grading.bugs",
+            "tinyllm.grading.grade",
+            "tinyllm.grading.verdict",
+            "tinyllm.grading.report",
+            "tinyllm.grading.junit",
+        ),
     ),
     "model": (
         "The model",

@@ -1,1 +1,1 @@
-"""Planted bugs, and the grader that scores a test suite by how many of them it kills."""
+"""The planted bugs, as data. `python -m mutants PATH` grades tests by them; the wheel has the files alone."""

@@ -40,8 +40,8 @@ NOT_RUN = {
     ".venv/bin/tox": "it runs this",
     "rustc ": "it needs a Rust compiler; tests/testing/test_engine.py uses it",
     "pytest --pyargs tinyllm.testing --cache-impl paged.py": "README.md has it, with another path",
-    "dask ": "it starts servers; tests/mutants/test_cluster.py does",
-    "mutmut run": "it takes minutes; tests/mutants/test_mutmut.py",
+    "dask ": "it starts servers; tests/grading/test_cluster.py does",
+    "mutmut run": "it takes minutes; tests/grading/test_mutmut.py",
 }
 """How commands begin that are not run here, and why."""
 
@@ -55,7 +55,7 @@ ONLY_READ = {
     "tinyllm grade path/to/tests --badge ": "it is run without the option; tests/cli/test_gate.py",
     "tinyllm soak ": "it takes as long as it is told; tests/cli/test_soak.py",
     "tinyllm reach ": "it needs reports; tests/cli/test_reach.py",
-    "tinyllm grade tests --set all --executor ": "it needs a cluster; tests/mutants/test_cluster.py",
+    "tinyllm grade tests --set all --executor ": "it needs a cluster; tests/grading/test_cluster.py",
     "tinyllm check --exec ": "it needs the Rust engine; tests/testing/test_engine.py",
     "tinyllm replay tests/golden/": "it needs the Rust engine; tests/testing/test_engine.py",
 }

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mutants import bugs
+from tinyllm.grading import bugs
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
-from mutants import verdict
+from tinyllm.grading import verdict
 
 ROOT = Path(__file__).parents[1]
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tinyllm.grading.bugs import SETS
+
 ROOT = Path(__file__).parents[1]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -41,12 +43,12 @@ def run(wheel: Path, tmp_path: Path) -> Run:
     return call
 
 
-def test_it_holds_our_two_packages_and_nothing_else(wheel: Path) -> None:
+def test_it_holds_one_package_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name.split("/")[0].partition("-")[0] for name in names} == {"tinyllm", "mutants", "tinyllm_paged"}
-    assert not [name for name in names if name.startswith(("mutants/tinyllm", "mutants/tests", "tests"))]
-    page = {f"mutants/templates/page.{end}" for end in ("html.jinja", "css", "js")}
-    for needed in {"tinyllm/py.typed", "mutants/course.toml", "tinyllm/cli/learner/paged.py.jinja", *page}:
+    assert {name.split("/")[0].partition("-")[0] for name in names} == {"tinyllm", "tinyllm_paged"}
+    page = {f"tinyllm/grading/templates/page.{end}" for end in ("html.jinja", "css", "js")}
+    planted = {f"tinyllm/grading/planted/{name}.toml" for name in SETS}
+    for needed in {"tinyllm/py.typed", "tinyllm/cli/learner/paged.py.jinja", *planted, *page}:
         assert needed in names
 
 

@@ -201,7 +201,7 @@ def test_the_reference_is_graded_by_our_own_tests(monkeypatch: pytest.MonkeyPatc
     """Which are a folder of the repository, or the kit's where there is only the wheel."""
     check = importlib.import_module("tinyllm.cli.check")
     assert check.own_tests().parts[-2:] == ("tests", "own")
-    monkeypatch.setattr("mutants.__path__", [str(tmp_path / "mutants")])
+    monkeypatch.setattr("tinyllm.__path__", [str(tmp_path / "tinyllm")])
     assert check.own_tests().name == "test_contract.py"
     assert check.own_tests().is_file()
 

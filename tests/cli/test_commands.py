@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import tinyllm as package
-from mutants.bugs import load_set
+from tinyllm.grading.bugs import load_set
 from tinyllm.testing.catalogue import CATALOGUE
 from tinyllm.testing.laws import LAWS
 

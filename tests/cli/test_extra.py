@@ -14,7 +14,7 @@ import sys
 
 class Blocker:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {missing}:
+        if {{name, name.partition(".")[0]}} & {missing}:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 sys.meta_path.insert(0, Blocker())
@@ -75,7 +75,7 @@ def test_what_works_without_works(run: Run) -> None:
 
 def test_another_module_that_is_missing_is_a_mistake_of_ours(run: Run) -> None:
     """And no reason to install anything."""
-    done = run({"mutants"}, "from tinyllm.cli import main\nmain(['bugs'])")
+    done = run({"tinyllm.grading"}, "from tinyllm.cli import main\nmain(['bugs'])")
     assert "Traceback" in done.stderr
     assert "tinyllm-paged[check]" not in done.stderr
 

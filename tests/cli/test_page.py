@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mutants.bugs import Bug, Edit, load_set
 from tinyllm.cli.page import catchers, draw
+from tinyllm.grading.bugs import Bug, Edit, load_set
 
 Invoke = Callable[..., Any]
 SUITE = (

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from mutants.bugs import load_set
-from mutants.cluster import ClusterError
 from tinyllm.cli.pool import Pool
 from tinyllm.cli.power import SOON, Power, _buckets
+from tinyllm.grading.bugs import load_set
+from tinyllm.jobs.cluster import ClusterError
 from tinyllm.testing.power import Found
 
 Call = Callable[..., Any]

@@ -16,15 +16,15 @@ import pytest
 import typer
 from rich.console import Console
 
-from mutants.bugs import load_set
-from mutants.cluster import ClusterError
-from mutants.process import Cancel, Here
 from tinyllm.cli.pool import Pool
 from tinyllm.cli.reach import Report
 from tinyllm.cli.search import Search, _seed
 from tinyllm.cli.slice import Slice, _again, search
 from tinyllm.cli.soak import duration, shard_of
 from tinyllm.cli.traces import keep, known
+from tinyllm.grading.bugs import load_set
+from tinyllm.jobs.cluster import ClusterError
+from tinyllm.jobs.process import Cancel, Here
 from tinyllm.testing.contract import CAPABILITIES
 from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.soak import Soaked

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mutants.bugs import load_set
+from tinyllm.grading.bugs import load_set
 from tinyllm.testing.directed import TRACES
 from tinyllm.testing.film import EXAMPLE
 

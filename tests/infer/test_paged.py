@@ -18,7 +18,7 @@ import pytest
 from numpy.typing import NDArray
 
 import tinyllm.infer.paged
-from mutants.bugs import load_set
+from tinyllm.grading.bugs import load_set
 from tinyllm.infer.paged import OutOfBlocks, PagedKVCache
 
 Array = NDArray[Any]

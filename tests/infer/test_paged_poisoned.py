@@ -7,7 +7,7 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import invariant, run_state_machine_as_test
 
-from mutants import bugs, plant
+from tinyllm.grading import bugs, plant
 from tinyllm.infer.memory import Half, zeros
 from tinyllm.testing.machine import CacheMachine, shard
 from tinyllm.testing.power import factory_of

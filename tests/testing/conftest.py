@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mutants.bugs import load_set
+from tinyllm.grading.bugs import load_set
 from tinyllm.infer import paged
 from tinyllm.testing.contract import Factory
 from tinyllm.testing.implementation import load

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mutants.bugs import load_set
+from tinyllm.grading.bugs import load_set
 from tinyllm.infer import paged
 from tinyllm.infer.paged import PagedKVCache
 

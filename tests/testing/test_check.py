@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.errors import FailedHealthCheck, Flaky
 
-from mutants.bugs import Bug, load_set
+from tinyllm.grading.bugs import Bug, load_set
 from tinyllm.infer.paged import PagedKVCache
 from tinyllm.testing import check as check_module
 from tinyllm.testing.catalogue import CATALOGUE

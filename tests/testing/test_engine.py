@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from mutants.bugs import load_set
+from tinyllm.grading.bugs import load_set
 from tinyllm.infer import paged
 from tinyllm.testing import check as check_module
 from tinyllm.testing import engine as engine_module

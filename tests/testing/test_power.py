@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from hypothesis import settings
 
-from mutants import bugs, plant
+from tinyllm.grading import bugs, plant
 from tinyllm.infer.paged import PagedKVCache
 from tinyllm.testing.contract import Factory
 from tinyllm.testing.power import directed, factory_of, measure

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mutants.bugs import Bug, load_set
+from tinyllm.grading.bugs import Bug, load_set
 from tinyllm.infer.paged import PagedKVCache
 from tinyllm.testing.contract import Factory
 from tinyllm.testing.laws import LawBroken

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mutants.process import call
 from tinyllm.infer.paged import PagedKVCache
+from tinyllm.jobs.process import call
 from tinyllm.testing import soak as module
 from tinyllm.testing.check import shortest
 from tinyllm.testing.contract import Factory

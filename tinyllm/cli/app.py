@@ -89,8 +89,8 @@ def bugs(
     """List the planted bugs; or show one: what a user would see, its diff, and the program that shows it."""
     from rich.table import Table  # noqa: PLC0415
 
-    from mutants import bugs as planted  # noqa: PLC0415
-    from mutants import plant  # noqa: PLC0415
+    from tinyllm.grading import bugs as planted  # noqa: PLC0415
+    from tinyllm.grading import plant  # noqa: PLC0415
 
     console = terminal()
     known = {bug.id: bug for bug in planted.load_set("all")}
@@ -165,8 +165,8 @@ def diff(file: Annotated[Path, typer.Argument(metavar="FILE", help="Your paged.p
     """Compare your paged.py with the reference. Best read once yours passes."""
     import difflib  # noqa: PLC0415
 
-    from mutants import bugs as planted  # noqa: PLC0415
-    from mutants import plant  # noqa: PLC0415
+    from tinyllm.grading import bugs as planted  # noqa: PLC0415
+    from tinyllm.grading import plant  # noqa: PLC0415
 
     try:
         yours = file.read_text(encoding="utf-8").splitlines(keepends=True)

@@ -18,8 +18,8 @@ from tinyllm.cli.impl import REFERENCE, Exec, Impl, chosen
 from tinyllm.cli.screen import fail, show, terminal
 
 if TYPE_CHECKING:
-    from mutants.process import Ended
-    from mutants.verdict import Grade
+    from tinyllm.grading.verdict import Grade
+    from tinyllm.jobs.process import Ended
 
 PROFILES = ("dev", "ci", "deep")
 SILENCE = 60.0  # seconds without a word from a check, the slowest of which takes two
@@ -54,7 +54,7 @@ def check(
     An engine in another language is a program that speaks the protocol of docs/protocol.md: `tinyllm check
     --exec "./engine"`.
     """
-    from mutants import report as reports  # noqa: PLC0415 - heavy
+    from tinyllm.grading import report as reports  # noqa: PLC0415 - heavy
 
     need("pytest", "hypothesis", *(["jinja2"] if html else []))
     console = terminal()
@@ -88,7 +88,7 @@ def check(
 
 
 def _step_one(console: Console, gate: Gate, profile: str, seed: int) -> tuple[Held, int]:
-    from mutants.process import call  # noqa: PLC0415 - heavy
+    from tinyllm.jobs.process import call  # noqa: PLC0415 - heavy
 
     impl = gate.impl
     console.print(f"[bold]1  Is the cache right?[/bold]  {escape(impl)}")
@@ -175,7 +175,7 @@ def _step_two(
     *,
     reveal: bool,
 ) -> "Grade | None":
-    from mutants.grade import Grader  # noqa: PLC0415 - heavy
+    from tinyllm.grading.grade import Grader  # noqa: PLC0415 - heavy
 
     impl = gate.impl
     if tests is None and impl != REFERENCE:
@@ -199,9 +199,8 @@ def _step_two(
 
 def own_tests() -> Path:
     """The project's own tests; the kit's where there is only the wheel."""
-    import mutants  # noqa: PLC0415
     import tinyllm.testing  # noqa: PLC0415
 
-    own = Path(mutants.__path__[0]).parent / "tests" / "own"
+    own = Path(tinyllm.__path__[0]).parent / "tests" / "own"
     path = own if own.is_dir() else Path(tinyllm.testing.__path__[0]) / "test_contract.py"
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -13,8 +13,8 @@ from tinyllm.cli.hold import Held, Progress
 from tinyllm.cli.screen import fail, terminal
 
 if TYPE_CHECKING:
-    from mutants.junit import Case
-    from mutants.verdict import Grade
+    from tinyllm.grading.junit import Case
+    from tinyllm.grading.verdict import Grade
 
 USAGE = 2
 
@@ -58,7 +58,7 @@ class Gate:
 
         Each is tried, whatever happens to the others; exits with a message when one cannot be written.
         """
-        from mutants import junit  # noqa: PLC0415 - heavy
+        from tinyllm.grading import junit  # noqa: PLC0415 - heavy
 
         if os.environ.get("GITHUB_ACTIONS") == "true":
             for line in self._annotations():
@@ -72,7 +72,7 @@ class Gate:
                 each.callback(write, self.badge, self._badge(code))
 
     def _suites(self) -> "dict[str, list[Case]]":
-        from mutants import junit  # noqa: PLC0415
+        from tinyllm.grading import junit  # noqa: PLC0415
 
         suites = {}
         if self.held:
@@ -89,7 +89,7 @@ class Gate:
         return self.steps + [one for one in self.held.failed if one not in self.steps] if self.held else []
 
     def _case(self, step: Progress, held: Held) -> "Case":
-        from mutants.junit import Case  # noqa: PLC0415
+        from tinyllm.grading.junit import Case  # noqa: PLC0415
 
         group, seconds = f"{self.impl}.{step.kind or 'start'}", step.seconds or 0.0
         if step not in held.failed:
@@ -102,7 +102,7 @@ class Gate:
         return Case(group, step.name, seconds, outcome, kind, problem, story)
 
     def _badge(self, code: int) -> dict[str, Any]:
-        from mutants import report  # noqa: PLC0415
+        from tinyllm.grading import report  # noqa: PLC0415
 
         if not self.held:
             return (
@@ -116,7 +116,7 @@ class Gate:
         return report.badge("paged KV cache", said, code)
 
     def _annotations(self) -> list[str]:
-        from mutants import github  # noqa: PLC0415
+        from tinyllm.grading import github  # noqa: PLC0415
 
         found = []
         if self.problem:
@@ -128,7 +128,7 @@ class Gate:
         return found + (github.annotations(self.grade) if self.grade else [])
 
     def _summary(self, code: int) -> str:
-        from mutants import github  # noqa: PLC0415
+        from tinyllm.grading import github  # noqa: PLC0415
 
         parts = []
         if self.held:
@@ -159,7 +159,7 @@ def _said(held: Held) -> str:
 
 def append(path: Path, summary: str) -> None:
     """Add to the summary of the job; a file that cannot be written is told, and changes no verdict."""
-    from mutants import report  # noqa: PLC0415 - heavy
+    from tinyllm.grading import report  # noqa: PLC0415 - heavy
 
     try:
         report.append(path, summary)
@@ -178,7 +178,7 @@ def check_writable(*paths: Path) -> None:
 
 def write(path: Path, content: object) -> None:
     """Write one report; exits with a message when it cannot be."""
-    from mutants import report  # noqa: PLC0415
+    from tinyllm.grading import report  # noqa: PLC0415
 
     try:
         report.write(path, content)  # type: ignore[arg-type]

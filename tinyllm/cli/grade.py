@@ -18,10 +18,10 @@ from tinyllm.cli.screen import coloured, fail, show, terminal
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from mutants.bugs import Bug
-    from mutants.grade import Grader
-    from mutants.plant import Target
-    from mutants.verdict import Grade, Trial
+    from tinyllm.grading.bugs import Bug
+    from tinyllm.grading.grade import Grader
+    from tinyllm.grading.plant import Target
+    from tinyllm.grading.verdict import Grade, Trial
 
 USAGE = 2
 SO_FAR = Path("tinyllm-grade-so-far.json")  # where no other file was named
@@ -120,8 +120,8 @@ def grade(
 
     Examples: `tinyllm grade tests/own`, `tinyllm grade --bugs mine.toml --module pkg.mod tests`
     """
-    from mutants import report  # noqa: PLC0415 - heavy
-    from mutants.grade import Grader  # noqa: PLC0415
+    from tinyllm.grading import report  # noqa: PLC0415 - heavy
+    from tinyllm.grading.grade import Grader  # noqa: PLC0415
 
     need("pytest", "hypothesis", *(["jinja2"] if html else []))
     console = terminal()
@@ -155,7 +155,7 @@ def choose(
     ids: Sequence[str], bug_set: str, file: Path | None, module: str | None
 ) -> "tuple[Target, list[Bug]]":
     """The module and the bugs that the options name; exits with a message when they name nothing."""
-    from mutants import bugs, plant  # noqa: PLC0415
+    from tinyllm.grading import bugs, plant  # noqa: PLC0415
 
     if (file is None) != (module is None):
         fail(USAGE, "--bugs FILE and --module NAME go together")
@@ -181,14 +181,14 @@ def choose(
 @contextlib.contextmanager
 def suite_pool(executor: str | None, jobs: int | None, grader: "Grader") -> Iterator[Pool]:
     """Where the grader's suite is run; exits with a message when there is no such suite or cluster."""
-    from mutants import luggage  # noqa: PLC0415
+    from tinyllm.jobs import bundle  # noqa: PLC0415
 
     for path in grader.tests:
         if not Path(path.split("::")[0]).exists():
             fail(USAGE, f"there are no tests at {path}")
 
-    def packed() -> luggage.Luggage:
-        return luggage.of_suite(grader.tests, grader.target.module, Path(grader.target.path))
+    def packed() -> bundle.Bundle:
+        return bundle.of_suite(grader.tests, grader.target.module, Path(grader.target.path))
 
     with pool(executor, jobs, packed) as workers:
         yield workers
@@ -201,8 +201,8 @@ def run_grader(
 
     What was known when the workers were lost goes to the file `so_far`.
     """
-    from mutants import report  # noqa: PLC0415
-    from mutants.verdict import GradeError  # noqa: PLC0415
+    from tinyllm.grading import report  # noqa: PLC0415
+    from tinyllm.grading.verdict import GradeError  # noqa: PLC0415
 
     grader.place = workers.place
     progress = progress_bar(console)

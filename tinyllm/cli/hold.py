@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tinyllm.cli.stages import UNWRITTEN, stages
 
 if TYPE_CHECKING:
-    from mutants.process import Send
+    from tinyllm.jobs.process import Send
     from tinyllm.testing.check import Check
     from tinyllm.testing.contract import Factory
 

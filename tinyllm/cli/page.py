@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import typer
 
-from mutants.bugs import MODULE, Bug
-from mutants.page import as_html
-from mutants.verdict import Grade
+from tinyllm.grading.bugs import MODULE, Bug
+from tinyllm.grading.html_report import as_html
+from tinyllm.grading.verdict import Grade
 from tinyllm.testing import film
 from tinyllm.testing.catalogue import CATALOGUE
 from tinyllm.testing.laws import LAWS, LawBroken

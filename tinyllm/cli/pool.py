@@ -12,7 +12,7 @@ from tinyllm.cli.screen import fail
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from mutants.luggage import Luggage
+    from tinyllm.jobs.bundle import Bundle
 
 USAGE = 2
 
@@ -42,8 +42,8 @@ def cores() -> int:
 
 
 @contextlib.contextmanager
-def pool(address: str | None, jobs: int | None, luggage: "Callable[[], Luggage]") -> Iterator[Pool]:
-    """Threads of our own, or the cluster at `address`, whose units take the luggage along.
+def pool(address: str | None, jobs: int | None, bundle: "Callable[[], Bundle]") -> Iterator[Pool]:
+    """Threads of our own, or the cluster at `address`, whose units take the bundle along.
 
     Leaving the context cancels what has not begun; exits with a message where there is no such cluster.
     """
@@ -54,23 +54,23 @@ def pool(address: str | None, jobs: int | None, luggage: "Callable[[], Luggage]"
         executor = ThreadPoolExecutor(size, thread_name_prefix="tinyllm")
         made = Pool(executor, lambda: size, str, away=False)
     else:
-        made = _cluster(address, jobs, luggage)
+        made = _cluster(address, jobs, bundle)
     try:
         yield made
     finally:
         made.executor.shutdown(wait=True, cancel_futures=True)
 
 
-def _cluster(address: str, jobs: int | None, luggage: "Callable[[], Luggage]") -> Pool:
-    from mutants.cluster import Cluster, ClusterError  # noqa: PLC0415 - heavy
-    from mutants.luggage import LuggageError  # noqa: PLC0415
+def _cluster(address: str, jobs: int | None, bundle: "Callable[[], Bundle]") -> Pool:
     from tinyllm.cli import need  # noqa: PLC0415
+    from tinyllm.jobs.bundle import BundleError  # noqa: PLC0415
+    from tinyllm.jobs.cluster import Cluster, ClusterError  # noqa: PLC0415 - heavy
 
     need("distributed")
     if jobs is not None:
         fail(USAGE, "-j is for this machine; how much a cluster does at once, its workers say")
     try:
-        cluster = Cluster(address, luggage())
-    except (ClusterError, LuggageError) as error:
+        cluster = Cluster(address, bundle())
+    except (ClusterError, BundleError) as error:
         fail(USAGE, str(error))
     return Pool(cluster, lambda: cluster.threads, cluster.place, away=True)

@@ -29,9 +29,9 @@ from tinyllm.cli.screen import fail, terminal
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
-    from mutants.bugs import Bug
-    from mutants.plant import Target
-    from mutants.process import Cancel, Send
+    from tinyllm.grading.bugs import Bug
+    from tinyllm.grading.plant import Target
+    from tinyllm.jobs.process import Cancel, Send
     from tinyllm.testing.power import Found
 
 PASS, WEAK, USAGE, LOST = 0, 1, 2, 6
@@ -112,7 +112,7 @@ def search(send: "Send", target: "Target", seed: int, profile: str) -> "Found | 
 
 def trial(target: "Target", seed: int, profile: str, cancelled: "Cancel") -> Any:
     """The unit of work: one trial and what it found; None if it found nothing in time."""
-    from mutants.process import call  # noqa: PLC0415 - heavy
+    from tinyllm.jobs.process import call  # noqa: PLC0415 - heavy
 
     ended = call(search, target, seed, profile, timeout=LONGEST, cancelled=cancelled)
     if ended.how == "error":
@@ -132,12 +132,12 @@ def _run(
     """Run all trials; why the rest could not be run, if the cluster was lost."""
     from concurrent.futures import as_completed  # noqa: PLC0415 - heavy
 
-    from mutants import luggage  # noqa: PLC0415
-    from mutants.cluster import ClusterError  # noqa: PLC0415
-    from mutants.process import Cancel  # noqa: PLC0415
+    from tinyllm.jobs import bundle  # noqa: PLC0415
+    from tinyllm.jobs.cluster import ClusterError  # noqa: PLC0415
+    from tinyllm.jobs.process import Cancel  # noqa: PLC0415
 
     cancelled = Cancel()
-    with pool(address, jobs, luggage.nothing) as workers, progress_bar(console) as progress:
+    with pool(address, jobs, bundle.nothing) as workers, progress_bar(console) as progress:
         task = progress.add_task("random programs", total=len(powers) * len(seeds))
 
         def submit(executor: "Executor", one: Power, seed: int, profile: str) -> "Future[Any]":

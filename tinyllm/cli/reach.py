@@ -105,7 +105,7 @@ def reach(
 
     Example: `tinyllm reach soak-*/report.json`
     """
-    from mutants import github, junit  # noqa: PLC0415 - heavy
+    from tinyllm.grading import github, junit  # noqa: PLC0415 - heavy
 
     reports = [_read(file) for file in files]
     console = terminal()

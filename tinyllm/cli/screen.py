@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from mutants.verdict import Grade, Result
+    from tinyllm.grading.verdict import Grade, Result
 
 
 NARROW = 60  # columns: a table with fewer would lose words
@@ -132,7 +132,7 @@ def _show_alive(console: Console, grade: "Grade", result: "Result", *, reveal: b
     if bug.caught_by:
         console.print(f"  the kind of test that catches it: {', '.join(bug.caught_by)}")
     if grade.target.module == "tinyllm.infer.paged":
-        from mutants.junit import repeat  # noqa: PLC0415 - heavy
+        from tinyllm.grading.junit import repeat  # noqa: PLC0415 - heavy
 
         console.print(f"  see it: {escape(repeat(grade, bug))}")
     if result.trials and result.trials[0].outcome.excused:

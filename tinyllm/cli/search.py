@@ -16,12 +16,12 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from mutants.cluster import ClusterError
-from mutants.process import PATIENCE, Cancel, Here
 from tinyllm.cli import traces
 from tinyllm.cli.pool import Pool
 from tinyllm.cli.reach import Report, picture
 from tinyllm.cli.slice import Slice, again, search
+from tinyllm.jobs.cluster import ClusterError
+from tinyllm.jobs.process import PATIENCE, Cancel, Here
 from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.soak import Soaked
 

@@ -11,7 +11,7 @@ from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
-from mutants.process import Cancel, Ended, Here, Send, call
+from tinyllm.jobs.process import Cancel, Ended, Here, Send, call
 from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.soak import Soaked
 

@@ -16,7 +16,7 @@ from tinyllm.cli.reach import Report
 from tinyllm.cli.screen import fail, terminal
 
 if TYPE_CHECKING:
-    from mutants.luggage import Luggage
+    from tinyllm.jobs.bundle import Bundle
 
 USAGE = 2
 FOLDER = Path("tinyllm-traces")
@@ -77,8 +77,8 @@ def soak(
     """
     import secrets  # noqa: PLC0415 - heavy
 
-    from mutants import report as files  # noqa: PLC0415
     from tinyllm.cli.search import Search  # noqa: PLC0415
+    from tinyllm.grading import report as files  # noqa: PLC0415
 
     need("pytest", "hypothesis")
     console = terminal()
@@ -102,8 +102,8 @@ def soak(
     raise typer.Exit(report.code)
 
 
-def _luggage(impl: str) -> "Luggage":
-    from mutants import luggage  # noqa: PLC0415 - heavy
+def _luggage(impl: str) -> "Bundle":
+    from tinyllm.jobs import bundle  # noqa: PLC0415 - heavy
 
     path = Path(impl.partition(":")[0])
-    return luggage.of_file(path) if path.is_file() else luggage.nothing()
+    return bundle.of_file(path) if path.is_file() else bundle.nothing()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jinja2 import Environment
 
-from mutants import report
+from tinyllm.grading import report
 from tinyllm.testing.contract import Config, PagedCache
 
 FILES = ("paged.py", "tests/test_paged.py", "pyproject.toml")

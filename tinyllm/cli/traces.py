@@ -3,8 +3,8 @@
 import hashlib
 from pathlib import Path
 
-from mutants import report
 from tinyllm import __version__
+from tinyllm.grading import report
 from tinyllm.testing.laws import LAWS, LawBroken
 
 

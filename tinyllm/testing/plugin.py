@@ -50,7 +50,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     named = early_config.known_args_namespace.plant
     if named is None and "TINYLLM_PLANT" not in os.environ:
         return
-    from mutants import handover, plant  # noqa: PLC0415 - not where nobody asks for it
+    from tinyllm.grading import handover, plant  # noqa: PLC0415 - not where nobody asks for it
 
     try:
         if named is not None:

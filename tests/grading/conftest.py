@@ -1,0 +1,153 @@
+"""Suites written on the spot, graded in this process (`grade`) or by the command (`tinyllm`)."""
+
+import os
+import subprocess
+import sysconfig
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tinyllm.grading import bugs, plant
+from tinyllm.grading.grade import Grader
+from tinyllm.grading.verdict import Grade, GradeError, Result, Trial
+from tinyllm.grading.worker import Failure, Outcome
+
+PRELUDE = """
+import numpy as np
+from tinyllm.infer.paged import PagedKVCache
+
+def cache_of_one():
+    cache = PagedKVCache(4, 2, 1, 1, 1)
+    cache.add_seq(0)
+    cache.append(0, 0, np.ones((1, 1, 1)), np.ones((1, 1, 1)))
+    return cache
+
+def has_s02():
+    return cache_of_one().gather(0, 0)[0].shape != (1, 1, 1)
+"""
+"""What most suites begin with: `has_s02()` is true while that bug is planted."""
+
+
+HOSTILE = (
+    "<script>alert('x')</script> </style> \"q\" & \u202egnippilf\u202c \x1b[31mred\x1b[0m \x00 \ud800 "
+    "{{ 7 * 7 }}"
+)
+"""What may stand in a title, a test id or a message, and must stay text."""
+LONG = f"tests/test_a.py::Test::test_{'x' * 300}[a::b-{HOSTILE}]"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The exit code, and what was said or found."""
+
+    code: int
+    message: str
+    grade: Grade | None = None
+
+    @property
+    def statuses(self) -> dict[str, str]:
+        return {result.bug.id: result.status for result in self.grade.results} if self.grade else {}
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a suite: one text, or several by file name; PRELUDE stands for the usual beginning."""
+
+    def write(files: str | Mapping[str, str], folder: str = "suite") -> Path:
+        named = {"test_it.py": files} if isinstance(files, str) else files
+        for name, text in named.items():
+            path = tmp_path / folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text.replace("PRELUDE", PRELUDE).replace("TMP", str(tmp_path)), encoding="utf-8")
+        return tmp_path / folder
+
+    return write
+
+
+@pytest.fixture
+def grade(suite: Callable[..., Path]) -> Callable[..., Verdict]:
+    """Grades a suite by some bugs, s02 by default; `options` are those of Grader."""
+    known = {bug.id: bug for bug in bugs.load_set("all")}
+
+    def run(tests: str | Mapping[str, str] | Path, *ids: str, **options: Any) -> Verdict:
+        path = tests if isinstance(tests, Path) else suite(tests)
+        chosen = [known[name] for name in ids or ("s02",)]
+        grader = Grader((str(path),), plant.find(bugs.MODULE), chosen, **{"jobs": 2, **options})
+        try:
+            found = grader.grade(lambda *_: None)
+        except GradeError as error:
+            return Verdict(error.code, f"{error}\n{error.detail}")
+        return Verdict(found.code, "\n".join(found.reasons), found)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def command() -> str:
+    """The path of the installed `tinyllm`."""
+    return str(Path(sysconfig.get_path("scripts"), "tinyllm"))
+
+
+@pytest.fixture
+def tinyllm(command: str, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs `tinyllm` with arguments, in `cwd` (the test's own folder by default) and with more `env`."""
+
+    def run(*arguments: object, cwd: Path = tmp_path, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [command, *map(str, arguments)],
+            cwd=cwd,
+            env={**clean_environment(), **env},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    return run
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment without what pytest and xdist put there, and without CI."""
+    return {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "CI", "GITHUB_"))
+    }
+
+
+@pytest.fixture(scope="session")
+def weak() -> Grade:
+    """Everything at once, in two trials: s02 is killed, s06 once, s07 survives; and hostile text."""
+    known = {bug.id: bug for bug in bugs.load_set("all")}
+    target = plant.find(bugs.MODULE)
+
+    def trial(status: str, *tests: str, note: str = "", seed: int = 0) -> Trial:
+        kills = [Failure(test, "call", "") for test in tests]
+        excused = (
+            [Failure("t.py::slow", "call", f"DeadlineExceeded {HOSTILE}")] if status == "survived" else []
+        )
+        return Trial(seed, status, Outcome(9, kills, excused, seconds=0.25, examples=40), note)
+
+    def bad(name: str, **more: Any) -> bugs.Bug:
+        return bugs.Bug(name, f"{name} {HOSTILE}", f"symptom {HOSTILE}", known["s06"].edits, **more)
+
+    gone = f"{HOSTILE} in {Path.cwd()}/tests and {Path.home()}/elsewhere"
+    pairs = [
+        (known["w01"], trial("survived"), trial("survived")),
+        (known["s02"], trial("killed", "t.py::test_b", LONG), trial("killed", LONG)),
+        (known["s03"], trial("killed", "t.py::test_b"), trial("killed", "t.py::test_b")),
+        (known["order"], trial("survived"), trial("survived")),
+        (known["s06"], trial("killed", "t.py::test_b"), trial("survived")),
+        (known["s07"], trial("survived"), trial("survived", note=gone)),
+        (
+            bad("x1", source=HOSTILE, caught_by=(HOSTILE,), witness=HOSTILE),
+            trial("survived"),
+            trial("survived"),
+        ),
+        (bad("x2"), trial("timeout", note="no end within 3 s"), trial("killed", LONG)),
+        (bad("x3"), trial("invalid", note=gone), trial("timeout", note="no end within 3 s")),
+        (bad("x4", survives=True), trial("killed", LONG), trial("killed", LONG)),
+    ]
+    results = [Result(bug, list(trials)) for bug, *trials in pairs]
+    return Grade(target, ("tests/my own", "t.py"), 9, results, [3, 4], True, 1.5)

@@ -1,0 +1,139 @@
+"""A planted bug as data: what goes wrong, the edits that bring it about, and a program that shows it."""
+
+import difflib
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+HERE = Path(__file__).parent
+FOLDER = next(folder for folder in (HERE / "planted", HERE.parents[1] / "mutants") if folder.is_dir())
+"""The files of the sets: in the wheel beside this file, in the repository in its `mutants`."""
+SETS = ("course", "wild", "engine")
+MODULE = "tinyllm.infer.paged"
+"""Where the bugs of all sets are planted."""
+
+
+class BugError(ValueError):
+    """A file of bugs that cannot be used, or a bug whose edits do not fit the source."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Replace `find`, which stands in the source exactly once."""
+
+    find: str
+    replace: str
+
+
+@dataclass(frozen=True)
+class Bug:
+    """One planted bug.
+
+    Attributes:
+        id: short and unique, such as `s06`.
+        title: what the code does wrong.
+        symptom: what a user would see.
+        edits: the change to the source.
+        required: the verdict is bad while this one survives.
+        survives: no bug at all: a change that no good suite may object to.
+        caught_by: names of the catalogue's tests that fail.
+        laws: the laws it breaks.
+        source: where the bug is known from.
+        witness: the shortest trace that shows it; empty where the module is no paged cache.
+    """
+
+    id: str
+    title: str
+    symptom: str
+    edits: tuple[Edit, ...]
+    required: bool = False
+    survives: bool = False
+    caught_by: tuple[str, ...] = ()
+    laws: tuple[int, ...] = ()
+    source: str = ""
+    witness: str = ""
+
+    def apply(self, source: str) -> str:
+        """The source with the bug in it.
+
+        Raises:
+            BugError: an edit's text is not there, or there more than once; or nothing changes.
+        """
+        text = source
+        for edit in self.edits:
+            count = text.count(edit.find)
+            if count != 1:
+                raise BugError(f"{self.id}: this text stands {count} times in the source:\n{edit.find}")
+            text = text.replace(edit.find, edit.replace)
+        if text == source:
+            raise BugError(f"{self.id}: its edits change nothing")
+        return text
+
+    def diff(self, source: str, name: str) -> str:
+        """The bug as a unified diff of the file `name`."""
+        old, new = source.splitlines(keepends=True), self.apply(source).splitlines(keepends=True)
+        return "".join(difflib.unified_diff(old, new, f"a/{name}", f"b/{name}", n=2))
+
+
+def load(path: Path) -> list[Bug]:
+    """The bugs of a TOML file, in its order. Raises BugError, which names the file and what is wrong."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BugError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:  # of TOML, or of UTF-8
+        raise BugError(f"{path} is not TOML: {error}") from error
+    entries = tables.pop("bug", [])
+    if tables or not isinstance(entries, list) or not entries:
+        raise BugError(f"{path}: it must hold one [[bug]] or more, and nothing else")
+    bugs = [_bug(path, number, entry) for number, entry in enumerate(entries, 1)]
+    ids = [bug.id for bug in bugs]
+    if twice := sorted({name for name in ids if ids.count(name) > 1}):
+        raise BugError(f"{path}: ids used twice: {', '.join(twice)}")
+    return bugs
+
+
+def load_set(name: str) -> list[Bug]:
+    """The bugs of a set that ships with the project: one of `SETS`, or `all`."""
+    names = SETS if name == "all" else (name,)
+    return [bug for one in names for bug in load(FOLDER / f"{one}.toml")]
+
+
+def _bug(path: Path, number: int, entry: Any) -> Bug:
+    where = f"{path}, bug {number}"
+    if not isinstance(entry, dict):
+        raise BugError(f"{where}: it must be a table")
+    fields = {name: kind for name, kind in Bug.__annotations__.items() if name != "edits"}
+    edits = entry.pop("edits", None)
+    if unknown := sorted(entry.keys() - fields):
+        raise BugError(f"{where}: unknown keys {', '.join(unknown)}; known are edits, {', '.join(fields)}")
+    if missing := sorted({"id", "title", "symptom"} - entry.keys()):
+        raise BugError(f"{where}: {', '.join(missing)} missing")
+    for name, value in entry.items():
+        if not _fits(value, fields[name]):
+            raise BugError(f"{where}: {name} has the wrong type: {value!r}")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", entry["id"]):
+        raise BugError(f"{where}: {entry['id']!r} is no id: letters, digits, '.', '_' and '-'")
+    if not isinstance(edits, list) or not edits or not all(_is_edit(edit) for edit in edits):
+        raise BugError(f"{where}: edits must be one or more tables of find and replace, find not empty")
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()
+    }
+    return Bug(edits=tuple(Edit(**edit) for edit in edits), **values)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if kind in {bool, str}:
+        return isinstance(value, kind)
+    return isinstance(value, list) and all(type(one) is get_args(kind)[0] for one in value)
+
+
+def _is_edit(edit: Any) -> bool:
+    return (
+        isinstance(edit, dict)
+        and edit.keys() == {"find", "replace"}
+        and all(isinstance(text, str) for text in edit.values())
+        and bool(edit["find"])
+    )

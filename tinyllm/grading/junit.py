@@ -1,0 +1,119 @@
+"""A grade as JUnit XML, which GitLab, Jenkins, Azure and others show: a test case for each bug."""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from xml.etree import ElementTree
+
+from tinyllm.grading.bugs import MODULE, Bug
+from tinyllm.grading.verdict import Grade, Result
+
+UNFIT = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What XML 1.0 cannot hold: most control characters, and halves of characters."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A test case. `outcome` is `passed` or the element that tells the end: failure, error or skipped."""
+
+    group: str
+    name: str
+    seconds: float = 0.0
+    outcome: str = "passed"
+    kind: str = ""
+    message: str = ""
+    text: str = ""
+
+
+def as_junit(grade: Grade) -> str:
+    """The grade as JUnit XML: killed passes, survived fails; a timeout or an invalid run is an error.
+
+    A bug that must survive passes when it does, and is skipped when tests object to it: it measures nothing.
+    """
+    return render({"planted bugs": cases(grade)})
+
+
+def cases(grade: Grade) -> list[Case]:
+    """A test case for each bug."""
+    return [_case(grade, result) for result in grade.results]
+
+
+def _case(grade: Grade, result: Result) -> Case:
+    bug, status = result.bug, result.status
+    group, name = f"{grade.target.module}.bugs", f"{bug.id}: {bug.symptom}"
+    seconds = sum(trial.outcome.seconds for trial in result.trials)
+    if status == ("survived" if bug.survives else "killed"):
+        return Case(group, name, seconds)
+    if bug.survives and status == "killed":
+        objects = f"{bug.id} is no bug, yet {', '.join(result.killed_by)} objects"
+        return Case(group, name, seconds, "skipped", status, objects)
+    outcome = "failure" if status == "survived" else "error"
+    return Case(group, name, seconds, outcome, status, f"{bug.id} {status}", explain(grade, result))
+
+
+def explain(grade: Grade, result: Result) -> str:
+    """All about a bug that lives: its symptom, what was noted, how to repeat it, and last what it is."""
+    bug = result.bug
+    lines = [f"a user would see: {bug.symptom}"]
+    lines += sorted({trial.note for trial in result.trials if trial.note})
+    if bug.caught_by:
+        lines.append(f"the kind of test that catches it: {', '.join(bug.caught_by)}")
+    lines += [f"see it: {repeat(grade, bug)}", f"what the code does wrong: {bug.title}", ""]
+    lines.append(bug.diff(grade.target.source, Path(grade.target.path).name))
+    return "\n".join(lines)
+
+
+def repeat(grade: Grade, bug: Bug) -> str:
+    """The command that runs the tests with the bug in the module's place."""
+    if grade.target.module == MODULE:
+        return shlex.join(["pytest", "--plant", ":".join([bug.id, *grade.target.aliases]), *grade.tests])
+    planted = ["--module", grade.target.module, "--bug", bug.id]
+    return shlex.join(["tinyllm", "grade", "--bugs", "FILE", *planted, *grade.tests])
+
+
+def render(suites: Mapping[str, Sequence[Case]]) -> str:
+    """The XML of some suites by name; valid by the schemas of Ant's and of Jenkins' JUnit reports."""
+    root = ElementTree.Element("testsuites")
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    for number, (name, found) in enumerate(suites.items()):
+        count = {outcome: sum(case.outcome == outcome for case in found) for outcome in _COUNTED}
+        attributes = {
+            "name": name,
+            "package": "tinyllm",
+            "id": number,
+            "timestamp": now,
+            "hostname": "localhost",
+            "tests": len(found),
+            **{attribute: count[outcome] for outcome, attribute in _COUNTED.items()},
+            "time": f"{sum(case.seconds for case in found):.3f}",
+        }
+        suite = _add(root, "testsuite", **attributes)
+        _add(suite, "properties")
+        for case in found:
+            _add_case(suite, case)
+        _add(suite, "system-out")
+        _add(suite, "system-err")
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+_COUNTED = {"failure": "failures", "error": "errors", "skipped": "skipped"}
+
+
+def _add_case(suite: ElementTree.Element, case: Case) -> None:
+    element = _add(suite, "testcase", name=case.name, classname=case.group, time=f"{case.seconds:.3f}")
+    if case.outcome != "passed":
+        _add(element, case.outcome, type=case.kind, message=case.message).text = printable(case.text)
+
+
+def _add(parent: ElementTree.Element, tag: str, **attributes: object) -> ElementTree.Element:
+    texts = {name: printable(str(value)) for name, value in attributes.items()}
+    return ElementTree.SubElement(parent, tag, texts)
+
+
+def printable(text: str) -> str:
+    """The text, with what XML cannot hold written as Python writes it: an escape for each character."""
+    return UNFIT.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

@@ -1,0 +1,173 @@
+"""A grade for machines: a mutation-testing-report (Stryker's schema, version 2), and a matrix as CSV."""
+
+import contextlib
+import csv
+import io
+import json
+import os
+import platform
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tinyllm.grading.bugs import Bug
+from tinyllm.grading.verdict import PASS, THRESHOLD, WEAK, Grade, Result
+
+STATUS = {"killed": "Killed", "survived": "Survived", "timeout": "Timeout", "invalid": "RuntimeError"}
+
+
+def as_json(grade: Grade) -> dict[str, Any]:
+    """The grade as a mutation-testing-report: one file, one mutant a bug; with trials, Killed means in all.
+
+    A bug that must survive is `Ignored` when it does: it is no measure of the tests.
+    """
+    tests = sorted({name for result in grade.results for name in result.killed_by})
+    return {
+        "schemaVersion": "2",
+        "thresholds": {"high": 100, "low": round(THRESHOLD * 100)},
+        "files": {
+            _name(grade.target.path): {
+                "language": "python",
+                "source": grade.target.source,
+                "mutants": [_mutant(result, grade.target.source) for result in grade.results],
+            }
+        },
+        "testFiles": {"": {"tests": [{"id": name, "name": name} for name in tests]}},
+        "framework": {
+            "name": "tinyllm",
+            "version": version("tinyllm-paged"),
+            "branding": {"homepageUrl": ""},
+            "dependencies": {name: version(name) for name in ("pytest", "hypothesis", "numpy")},
+        },
+        "system": {
+            "ci": bool(os.environ.get("CI")),
+            "os": {"platform": platform.system(), "version": platform.release()},
+            "cpu": {"logicalCores": os.cpu_count() or 1},
+        },
+        "config": {
+            "module": grade.target.module,
+            "tests": list(grade.tests),
+            "seeds": grade.seeds,
+            "score": grade.score,
+            "exitCode": grade.code,
+            "reasons": grade.reasons,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def _mutant(result: Result, source: str) -> dict[str, Any]:
+    bug = result.bug
+    status = "Ignored" if bug.survives and result.status == "survived" else STATUS[result.status]
+    notes = [trial.note for trial in result.trials if trial.note]
+    reason = notes[0] if notes else f"killed in {result.kills} of {len(result.trials)} trials"
+    mutant: dict[str, Any] = {
+        "id": bug.id,
+        "mutatorName": "planted",
+        "description": f"{bug.title}: {bug.symptom}",
+        "replacement": "\n...\n".join(edit.replace for edit in bug.edits),
+        "location": _location(bug, source),
+        "status": status,
+        "statusReason": reason,
+        "killedBy": result.killed_by,
+        "testsCompleted": sum(trial.outcome.tests for trial in result.trials),
+    }
+    if (seconds := result.median("seconds")) is not None:
+        mutant["duration"] = round(seconds * 1000)
+    return mutant
+
+
+def _location(bug: Bug, source: str) -> dict[str, dict[str, int]]:
+    """Where the first edit is: lines and columns from 1, the end just past it."""
+    start = source.index(bug.edits[0].find)
+    end = start + len(bug.edits[0].find)
+    return {name: _position(source, at) for name, at in (("start", start), ("end", end))}
+
+
+def _position(source: str, at: int) -> dict[str, int]:
+    line_start = source.rfind("\n", 0, at) + 1
+    return {"line": source.count("\n", 0, at) + 1, "column": at - line_start + 1}
+
+
+def _name(path: str) -> str:
+    """The path below the current folder, or else below the folder that is on the path, with slashes."""
+    full = Path(path)
+    return full.relative_to(Path.cwd()).as_posix() if full.is_relative_to(Path.cwd()) else full.name
+
+
+def as_matrix(grade: Grade) -> str:
+    """Bugs by tests as CSV: in how many trials each test killed each bug."""
+    tests = sorted({name for result in grade.results for name in result.killed_by})
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["bug", "status", *tests])
+    for result in grade.results:
+        kills = [{kill.test for kill in trial.outcome.kills} for trial in result.trials]
+        writer.writerow([result.bug.id, result.status, *(sum(name in by for by in kills) for name in tests)])
+    return text.getvalue()
+
+
+def as_badge(grade: Grade) -> dict[str, Any]:
+    """The score as a badge, in the JSON that shields.io reads from an address (its schema, version 1)."""
+    killed = sum(result.status == "killed" for result in grade.counted)
+    return badge("planted bugs", f"{killed} of {len(grade.counted)} killed", grade.code)
+
+
+def badge(label: str, message: str, code: int) -> dict[str, Any]:
+    """A badge coloured by the exit code."""
+    colour = {PASS: "brightgreen", WEAK: "red"}.get(code, "lightgrey")
+    return {"schemaVersion": 1, "label": label, "message": message, "color": colour}
+
+
+def write(path: Path, content: str | dict[str, Any]) -> None:
+    """Write a report, whole or not at all: aside first, then renamed. Raises OSError, naming the path."""
+    text = content if isinstance(content, str) else json.dumps(content, indent=2) + "\n"
+    try:
+        _write(path, _encode(text))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def _write(path: Path, data: bytes) -> None:
+    if path.exists() and not path.is_file():  # a device or a pipe, not to be replaced by a file
+        path.write_bytes(data)
+        return
+    path = path.resolve()
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".tinyllm-", delete=False) as file:
+        try:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # the name must not outlive a power failure that the contents do not
+            file.close()
+            Path(file.name).chmod(0o666 & ~_umask())
+            Path(file.name).replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                file.close()  # which tries to write what is left
+            Path(file.name).unlink(missing_ok=True)
+            raise
+
+
+def append(path: Path, text: str) -> None:
+    """Write at the end of a file that may be there, whole or not at all. Raises OSError."""
+    with path.open("ab", buffering=0) as file:
+        before, rest = path.stat().st_size, memoryview(_encode(text))
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            if path.is_file():
+                file.truncate(before)
+            raise
+
+
+def _encode(text: str) -> bytes:
+    """As UTF-8; half a character, as in the name of a file that is not UTF-8, is written as its number."""
+    return text.encode("utf-8", "backslashreplace")
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current

@@ -1,0 +1,145 @@
+"""What a graded suite is worth: trials, results, the score, the exit code."""
+
+import statistics
+from dataclasses import dataclass, field
+
+from tinyllm.grading.bugs import MODULE, Bug
+from tinyllm.grading.plant import Target
+from tinyllm.grading.worker import Outcome
+
+THRESHOLD = 0.80  # of the bugs that count, as in the chapter
+
+PASS, WEAK, USAGE, BASELINE, INVALID, TIMEOUT, LOST = range(7)
+"""Exit codes: pass; weak tests or a broken law; nothing to grade; baseline red or flaky; a bug is invalid or
+does not apply; timeouts decide the verdict; the cluster that did the work is lost."""
+
+STATUSES = ("killed", "survived", "timeout", "invalid")
+
+
+class GradeError(Exception):
+    """There is no verdict. `code` is the exit code, `detail` the output that shows why.
+
+    `so_far` is the grade of the trials that had ended, where the rest was lost.
+    """
+
+    def __init__(self, code: int, message: str, detail: str = "", so_far: "Grade | None" = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.detail = detail
+        self.so_far = so_far
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One bug, one seed: `status` is one of `STATUSES`; `unsteady` if a test failed, but not again."""
+
+    seed: int
+    status: str
+    outcome: Outcome
+    note: str = ""
+    unsteady: bool = False
+
+
+@dataclass
+class Result:
+    """One bug and its trials. Killed means killed in every trial."""
+
+    bug: Bug
+    trials: list[Trial] = field(default_factory=list)
+
+    @property
+    def status(self) -> str:
+        """The worst of its trials: invalid, then timeout, then survived."""
+        statuses = {trial.status for trial in self.trials}
+        return next((s for s in ("invalid", "timeout", "survived") if s in statuses), "killed")
+
+    @property
+    def kills(self) -> int:
+        """In how many trials it was killed."""
+        return sum(trial.status == "killed" for trial in self.trials)
+
+    @property
+    def killed_by(self) -> list[str]:
+        """Node ids of all tests that killed it, in any trial."""
+        return sorted({kill.test for trial in self.trials for kill in trial.outcome.kills})
+
+    def median(self, what: str) -> float | None:
+        """Median `seconds` or `examples` to a kill; None without a kill."""
+        values = [getattr(trial.outcome, what) for trial in self.trials if trial.status == "killed"]
+        return statistics.median(values) if values else None
+
+
+@dataclass(frozen=True)
+class Grade:
+    """The verdict on a suite; a part of it, if runs are `missing`."""
+
+    target: Target
+    tests: tuple[str, ...]
+    count: int
+    results: list[Result]
+    seeds: list[int]
+    imported: bool
+    clean_seconds: float
+    missing: int = 0
+
+    @property
+    def counted(self) -> list[Result]:
+        """The bugs that count: all but those that must survive."""
+        return [result for result in self.results if not result.bug.survives]
+
+    @property
+    def score(self) -> float:
+        """The share of bugs killed; a timeout is no kill, and a suite without a test kills nothing."""
+        counted = self.counted
+        return sum(result.status == "killed" for result in counted) / len(counted) if counted else 0.0
+
+    @property
+    def sentence(self) -> str:
+        """The score in words, such as `13 of 13 planted bugs killed: 100%`."""
+        killed = sum(result.status == "killed" for result in self.counted)
+        trials = f" in each of {len(self.seeds)} trials" if len(self.seeds) > 1 else ""
+        return f"{killed} of {len(self.counted)} planted bugs killed{trials}: {self.score:.0%}"
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why the verdict is not a pass, in words."""
+        found = []
+        if self.missing:
+            found.append(f"{self.missing} runs are missing")
+        if not self.count:
+            found.append("there is no test to grade")
+        elif not self.imported and not any(result.kills for result in self.results):
+            found.append(f"no test imports {self.target.module}, where the bugs are planted")
+            if self.target.module == MODULE:
+                found.append("tests of your own paged.py: tinyllm check paged.py --tests PATH")
+        found += [f"{r.bug.id} is required, and {_alive(r)}" for r in self.counted if _bad(r)]
+        if self.score < THRESHOLD:
+            found.append(f"the score is {self.score:.0%}, below {THRESHOLD:.0%}")
+        return found
+
+    @property
+    def code(self) -> int:
+        """The exit code."""
+        if self.missing:
+            return LOST
+        if any(result.status == "invalid" for result in self.results):
+            return INVALID
+        if not self.reasons:
+            return PASS
+        return TIMEOUT if self._passes_with_timeouts() else WEAK
+
+    def _passes_with_timeouts(self) -> bool:
+        """Whether the verdict would be a pass, were each timeout a kill."""
+        dead = sum(result.status in {"killed", "timeout"} for result in self.counted)
+        required = all(r.status in {"killed", "timeout"} for r in self.counted if r.bug.required)
+        timeouts = any(result.status == "timeout" for result in self.counted)
+        return timeouts and required and dead / len(self.counted) >= THRESHOLD
+
+
+def _bad(result: Result) -> bool:
+    return result.bug.required and result.status != "killed"
+
+
+def _alive(result: Result) -> str:
+    some = f" in {len(result.trials) - result.kills} of {len(result.trials)} trials" if result.kills else ""
+    return f"{'survives' if result.status == 'survived' else f'is no kill ({result.status})'}{some}"

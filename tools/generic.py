@@ -1,0 +1,140 @@
+"""Generic mutants beside the planted bugs: run mutmut on `paged.py`, and account for every survivor.
+
+    python -m tools.generic            run mutmut at the root, then the account
+    python -m tools.generic --no-run   the account of the last run
+
+mutmut changes each line in every way it knows; `tests/own` is to notice each change. One that cannot be is
+listed in `equivalent.toml` with its diff and the reason why it changes nothing that anyone can observe. It
+then has to survive the deep profile, and every trace that kills a bug or is a directed case, since a change
+that those notice is no equivalent. Anything else fails: a survivor that is not listed, one that is listed and
+is killed, a list too long, and a timeout, which says nothing unless it is known why the mutant never ends.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+import tomllib
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tinyllm.grading import bugs, plant
+from tinyllm.grading.worker import Job, run
+from tinyllm.jobs import process
+
+LISTED = Path(__file__).with_name("equivalent.toml")
+MOST = 0.05  # of all mutants may be listed
+MACHINE = ("tests/own/test_machine.py",)
+DEEP = 3600.0  # seconds, for the deep run of one listed mutant
+QUIET = {"killed", "caught by type check"}
+
+
+def mutmut(*arguments: str) -> str:
+    """The output of a mutmut command in the current folder. Raises CalledProcessError."""
+    command = [sys.executable, "-m", "mutmut", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def results() -> dict[str, str]:
+    """The status of every mutant of the last run."""
+    lines = mutmut("results", "--all", "true").splitlines()
+    pairs = (line.strip().rpartition(": ") for line in lines if ": " in line)
+    return {name: status for name, _, status in pairs}
+
+
+def change(name: str) -> str:
+    """The lines that a mutant takes out and puts in, marked - and +."""
+    lines = mutmut("show", name).splitlines()
+    changed = (line for line in lines if line[:1] in {"-", "+"} and line[:3] not in {"---", "+++"})
+    return "\n".join(line[0] + line[1:].strip() for line in changed)
+
+
+def listed() -> dict[str, str]:
+    """The listed changes, each with its reason."""
+    entries = tomllib.loads(LISTED.read_text(encoding="utf-8")).get("mutant", [])
+    return {entry["change"].strip(): entry["reason"] for entry in entries}
+
+
+def apply(source: str, text: str) -> str:
+    """The source with the change of one line in it. Raises ValueError unless that line is there once."""
+    old, new = (line[1:] for line in sorted(text.splitlines(), key=lambda line: line[0] == "+"))
+    hits = [line for line in source.splitlines() if line.strip() == old]
+    if len(hits) != 1:
+        raise ValueError(f"this line stands {len(hits)} times in the source: {old}")
+    return source.replace(hits[0], hits[0].replace(old, new))
+
+
+def noticed(text: str) -> str:
+    """What notices a listed change: a trace, or the machine in the deep profile; empty if nothing does."""
+    from tinyllm.testing.check import run_directed  # noqa: PLC0415 - the kit judges here, and grades nothing
+    from tinyllm.testing.directed import DIRECTED  # noqa: PLC0415
+    from tinyllm.testing.run import replay  # noqa: PLC0415
+
+    target = plant.find(bugs.MODULE)
+    mutant = target.with_source(apply(target.source, text))
+    scope: dict[str, object] = {"__name__": bugs.MODULE}
+    exec(compile(mutant.source, target.path, "exec"), scope)  # noqa: S102 - our own source, one line changed
+    factory = scope["PagedKVCache"]
+    try:
+        for bug in bugs.load_set("all"):
+            replay(factory, bug.witness)  # type: ignore[arg-type]
+        for name in DIRECTED:
+            run_directed(factory, name)  # type: ignore[arg-type]
+    except AssertionError as error:
+        return f"a trace: {error}"
+    job = Job(MACHINE, mutant, seed=0, options=("--hypothesis-profile=tinyllm-deep",))
+    ended = process.call(run, job, timeout=DEEP)
+    if ended.how != "done" or ended.value.broken:
+        return f"the deep run did not go through ({ended.how})\n{ended.output[-2000:]}"
+    return "".join(f"{kill.test}: {kill.message}\n" for kill in ended.value.kills)
+
+
+def account(minutes: float | None) -> list[str]:
+    """Print the figures; return what is wrong."""
+    status = results()
+    alive = {name: change(name) for name, how in status.items() if how not in QUIET}
+    known = listed()
+    wrong = [
+        f"{name} is {status[name]}:\n{text}"
+        for name, text in alive.items()
+        if text not in known or status[name] != "survived"
+    ]
+    wrong += [f"listed, but killed or gone:\n{text}" for text in known if text not in alive.values()]
+    if len(known) > MOST * len(status):
+        wrong.append(f"{len(known)} are listed, more than {MOST:.0%} of {len(status)}")
+    took = "" if minutes is None else f", {minutes:.1f} minutes"
+    counts = ", ".join(f"{count} {how}" for how, count in Counter(status.values()).most_common())
+    print(f"{len(status)} mutants: {counts}; {len(known)} listed as equivalent{took}", flush=True)
+    return wrong
+
+
+def main() -> int:
+    """Run, account, and hold the listed ones to the deep profile; 0 when all is accounted for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--no-run", action="store_true", help="account for the last run")
+    parser.add_argument(
+        "--no-deep", action="store_true", help="leave out the deep runs of the listed mutants"
+    )
+    options = parser.parse_args()
+    minutes = None
+    if not options.no_run:
+        started = time.monotonic()
+        subprocess.run([sys.executable, "-m", "mutmut", "run"], check=True)
+        minutes = (time.monotonic() - started) / 60
+    wrong = account(minutes)
+    if not wrong and not options.no_deep:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for text, by in zip(listed(), pool.map(noticed, listed()), strict=True):
+                print(f"{'noticed' if by else 'deep run survived'}:\n{text}", flush=True)
+                wrong += [f"no equivalent: noticed by {by}\n{text}"] if by else []
+    for one in wrong:
+        print(f"\n{one}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
