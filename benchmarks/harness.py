@@ -219,7 +219,7 @@ from tinyllm.grading.grade import Grader
 chosen, at = bugs.load_set("all")[::int(sys.argv[2])], {"start": time.monotonic()}
 def listener(what, *_):
     at[what] = time.monotonic()
-Grader((sys.argv[1],), plant.find(bugs.MODULE), chosen).grade(listener)
+Grader((sys.argv[1],), bugs.reference(), chosen).grade(listener)
 print(json.dumps([(at["bug"] - at["clean"]) / len(chosen), at["clean"] - at["start"], len(chosen)]))
 """
 """In an interpreter of its own: the processes that the grader starts load the file that their parent ran."""

@@ -15,7 +15,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from tinyllm.cli.app import app
-from tinyllm.grading import bugs, plant
+from tinyllm.grading import bugs
 from tinyllm.testing import film, trace
 
 ROOT = Path(__file__).parents[1]
@@ -169,7 +169,7 @@ def bug_page(bug: bugs.Bug) -> dict[str, str]:
         "known from": re.sub(r"(https?://[^\s,;)]+)", r"<\1>", bug.source),
     }
     rows = "".join(f"- **{name}**: {text}\n" for name, text in facts.items() if text)
-    source = plant.find(bugs.MODULE).source
+    source = bugs.reference().source
     text = (
         f"# {bug.id}: {bug.title}\n\n{(required + survives).strip()}\n\n{rows}\n"
         f"## What changes\n\n```diff\n{bug.diff(source, 'paged.py')}```\n"

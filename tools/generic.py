@@ -20,7 +20,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tinyllm.grading import bugs, plant
+from tinyllm.grading import bugs
 from tinyllm.grading.worker import Job, run
 from tinyllm.jobs import process
 
@@ -72,7 +72,7 @@ def noticed(text: str) -> str:
     from tinyllm.testing.directed import DIRECTED  # noqa: PLC0415
     from tinyllm.testing.run import replay  # noqa: PLC0415
 
-    target = plant.find(bugs.MODULE)
+    target = bugs.reference()
     mutant = target.with_source(apply(target.source, text))
     scope: dict[str, object] = {"__name__": bugs.MODULE}
     exec(compile(mutant.source, target.path, "exec"), scope)  # noqa: S102 - our own source, one line changed

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tinyllm.grading import bugs, plant
+from tinyllm.grading import bugs
 from tinyllm.grading.grade import Grader
 from tinyllm.grading.verdict import Grade, GradeError, Result, Trial
 from tinyllm.grading.worker import Failure, Outcome
@@ -75,7 +75,7 @@ def grade(suite: Callable[..., Path]) -> Callable[..., Verdict]:
     def run(tests: str | Mapping[str, str] | Path, *ids: str, **options: Any) -> Verdict:
         path = tests if isinstance(tests, Path) else suite(tests)
         chosen = [known[name] for name in ids or ("s02",)]
-        grader = Grader((str(path),), plant.find(bugs.MODULE), chosen, **{"jobs": 2, **options})
+        grader = Grader((str(path),), bugs.reference(), chosen, **{"jobs": 2, **options})
         try:
             found = grader.grade(lambda *_: None)
         except GradeError as error:
@@ -120,7 +120,7 @@ def clean_environment() -> dict[str, str]:
 def weak() -> Grade:
     """Everything at once, in two trials: s02 is killed, s06 once, s07 survives; and hostile text."""
     known = {bug.id: bug for bug in bugs.load_set("all")}
-    target = plant.find(bugs.MODULE)
+    target = bugs.reference()
 
     def trial(status: str, *tests: str, note: str = "", seed: int = 0) -> Trial:
         kills = [Failure(test, "call", "") for test in tests]
@@ -150,4 +150,4 @@ def weak() -> Grade:
         (bad("x4", survives=True), trial("killed", LONG), trial("killed", LONG)),
     ]
     results = [Result(bug, list(trials)) for bug, *trials in pairs]
-    return Grade(target, ("tests/my own", "t.py"), 9, results, [3, 4], True, 1.5)
+    return Grade(target, ("tests/my own", "t.py"), 9, results, [3, 4], 1.5)

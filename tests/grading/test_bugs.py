@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tinyllm.grading import bugs, plant
+from tinyllm.grading import bugs
 from tinyllm.grading.bugs import Bug, BugError, Edit, load, load_set
 
 GOOD = """
@@ -118,7 +118,7 @@ def test_sets() -> None:
 
 def test_no_bug_uses_a_name_that_is_not_there(tmp_path: Path) -> None:
     """It would be killed by a NameError, and say nothing of the tests."""
-    source = plant.find(bugs.MODULE).source
+    source = bugs.reference().source
     for bug in bugs.load_set("all"):
         (tmp_path / f"{bug.id}.py").write_text(bug.apply(source), encoding="utf-8")
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", str(tmp_path)]

@@ -10,9 +10,11 @@ BASELINE = 3
 BUGS = [f"s{number:02}" for number in range(1, 14)]
 
 EVERY = """
+PRELUDE
 from pathlib import Path
 
 def test_counted():
+    assert cache_of_one()
     with open("TMP/count", "a") as file:
         file.write(".")
     assert Path("TMP/count").stat().st_size % {every} != 0
@@ -35,25 +37,26 @@ def test_what_fails_every_other_run_is_refused(grade: Grade, every: int, jobs: i
 def test_with_a_test_that_kills_as_well_it_is_refused_all_the_same(grade: Grade) -> None:
     killer = "PRELUDE\ndef test_killer(): assert not has_s02()"
     files = {"test_a.py": EVERY.format(every=3), "test_b.py": killer}
-    verdict = grade(files, "s02", "s12", jobs=1)
+    verdict = grade(files, "s12", "s13", "s02", jobs=1)
     assert (verdict.code, verdict.grade) == (BASELINE, None)
 
 
 def test_what_fails_so_rarely_that_no_clean_run_sees_it_kills_nothing(grade: Grade) -> None:
-    """Runs 1 and 2 are clean, run 3 is s01's, run 13 is s11's and run 14 the same again."""
+    """Runs 1 and 2 are clean, run 13 is s11's; what would confirm it comes after the runs of all bugs."""
     verdict = grade(EVERY.format(every=13), *BUGS, jobs=1)
     assert set(verdict.statuses.values()) == {"survived"}
     (failed,) = [r for r in verdict.grade.results if any(trial.unsteady for trial in r.trials)]
     assert failed.bug.id == "s11"
-    assert "failed, but not when it was run again with the same seed" in failed.trials[0].note
+    assert "failed, but not again without failing on clean code too: " in failed.trials[0].note
     assert verdict.grade.score == 0
 
 
 def test_what_is_red_only_at_the_end_is_refused(grade: Grade) -> None:
     """Three clean runs in all, of which the third fails; the bug's own run is not among them."""
     files = {
-        "test_it.py": "import os, json\nfrom pathlib import Path\n"
-        "def test():\n    planted = json.loads(Path(os.environ['TINYLLM_PLANT']).read_text())\n"
+        "test_it.py": "PRELUDE\nimport os, json\nfrom pathlib import Path\n"
+        "def test():\n    assert cache_of_one()\n"
+        "    planted = json.loads(Path(os.environ['TINYLLM_PLANT']).read_text())\n"
         "    if planted['source'] != Path(planted['path']).read_text(): return\n"
         "    with open('TMP/count', 'a') as file: file.write('.')\n"
         "    assert Path('TMP/count').stat().st_size < 3"

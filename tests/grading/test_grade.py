@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tinyllm.grading import bugs, plant
+from tinyllm.grading import bugs
 from tinyllm.grading.bugs import Bug
 from tinyllm.grading.grade import Grader
 from tinyllm.grading.plant import Target
@@ -16,7 +16,7 @@ from tinyllm.jobs.cluster import ClusterError
 
 PASS, WEAK, USAGE, BASELINE, INVALID, TIMEOUT, LOST = range(7)
 KILLER = "PRELUDE\ndef test(): assert not has_s02()"
-TARGET = plant.find(bugs.MODULE)
+TARGET = bugs.reference()
 KNOWN = {bug.id: bug for bug in bugs.load_set("all")}
 Heard = list[tuple[str, str | None, int | None]]
 
@@ -37,12 +37,17 @@ def listener(heard: Heard) -> Callable[[str, Bug | None, Trial | None], None]:
 def test_one_trial(suite: Callable[..., Path], listener: Any, heard: Heard) -> None:
     """Two clean runs with two seeds, though one is asked for; the one at the end is not told of."""
     found = Grader((str(suite(KILLER)),), TARGET, [KNOWN["s02"], KNOWN["s12"]], seed=7).grade(listener)
-    assert heard == [("clean", None, None)] * 2 + [("bug", "s02", 7), ("bug", "s12", 7)]
+    assert heard == [("clean", None, None)] * 2 + [
+        ("run", "s02", None),
+        ("run", "s12", None),
+        ("bug", "s12", 7),
+        ("bug", "s02", 7),
+    ]
     assert [(result.bug.id, result.status) for result in found.results] == [
         ("s02", "killed"),
         ("s12", "survived"),
     ]
-    assert (found.count, found.seeds, found.imported) == (1, [7], True)
+    assert (found.count, found.seeds) == (1, [7])
     assert found.clean_seconds > 0
 
 
@@ -55,7 +60,7 @@ def test_trials(suite: Callable[..., Path], listener: Any, heard: Heard) -> None
     grader = Grader((str(suite(text)),), TARGET, [KNOWN["s02"], KNOWN["s12"]], trials=3, seed=10, jobs=2)
     found = grader.grade(listener)
     assert heard[:3] == [("clean", None, None)] * 3
-    assert {(name, seed) for _, name, seed in heard[3:]} == {
+    assert {(name, seed) for kind, name, seed in heard if kind == "bug"} == {
         (name, seed) for name in ("s02", "s12") for seed in (10, 11, 12)
     }
     first = found.results[0]
@@ -70,7 +75,10 @@ def test_trials(suite: Callable[..., Path], listener: Any, heard: Heard) -> None
 
 def test_a_clean_run_of_each_trial_confirms_it(suite: Callable[..., Path], grade: Any) -> None:
     """What fails on clean code with the third seed alone is refused when that seed is among the trials."""
-    path = suite("PRELUDE\nimport hypothesis.core\ndef test(): assert hypothesis.core.global_force_seed != 2")
+    path = suite(
+        "PRELUDE\nimport hypothesis.core\n"
+        "def test(): assert cache_of_one() and hypothesis.core.global_force_seed != 2"
+    )
     assert grade(path, trials=2).code == WEAK
     verdict = grade(path, trials=3)
     assert verdict.code == BASELINE
@@ -101,12 +109,13 @@ class Lost(ThreadPoolExecutor):
 
 
 @pytest.mark.parametrize(
-    ("units", "known", "missing"), [(1, None, None), (2, None, None), (3, ["s02"], 4), (6, ["s02", "s12"], 1)]
+    ("units", "known", "missing"),
+    [(1, None, None), (2, None, None), (3, None, None), (6, ["s12"], 3), (10, ["s02", "s12"], 1)],
 )
 def test_what_was_known_when_the_workers_were_lost(
     suite: Callable[..., Path], listener: Any, units: int, known: Any, missing: Any
 ) -> None:
-    """Two clean runs, two bugs with two seeds, a clean run at the end: it ends with what it has by then."""
+    """Two clean runs, two bugs with two seeds, what confirms two kills, a clean run: the settled is kept."""
     grader = Grader((str(suite(KILLER)),), TARGET, [KNOWN["s02"], KNOWN["s12"]], trials=2)
     with Lost(units) as pool, pytest.raises(GradeError, match="the cluster was lost") as info:
         grader.grade(listener, pool)
@@ -128,17 +137,6 @@ def test_all_tests_run_for_a_matrix(grade: Any) -> None:
     assert names == [["test_it.py::test"], ["test_it.py::test", "test_it.py::test_more"]]
 
 
-def test_a_learners_own_must_pass_as_well(grade: Any, tmp_path: Path) -> None:
-    yours = tmp_path / "yours.py"
-    good, bad = TARGET.source, KNOWN["s02"].apply(TARGET.source)
-    also = Target(bugs.MODULE, str(yours), good)
-    assert grade(KILLER, also=also).code == PASS
-    verdict = grade(KILLER, also=also.with_source(bad))
-    assert verdict.code == BASELINE
-    assert "flaky" not in verdict.message
-    assert f"on {yours} (seed " in verdict.message
-
-
 def test_a_bug_that_does_not_apply() -> None:
     wrong = Target(bugs.MODULE, TARGET.path, "x = 1\n")
     with pytest.raises(GradeError) as info:
@@ -155,7 +153,7 @@ def test_a_single_test_and_several_paths(suite: Callable[..., Path]) -> None:
 
 
 def test_options_for_pytest(grade: Any) -> None:
-    text = KILLER + "\ndef test_other(): pass"
+    text = KILLER + "\ndef test_other(): assert cache_of_one()"
     assert grade(text, options=("-k", "other")).code == WEAK
 
 

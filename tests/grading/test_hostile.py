@@ -63,8 +63,19 @@ NEVER_A_BASELINE = {
         {"pytest.ini": "[pytest]\naddopts = -p early\npythonpath = .\n",
          "early.py": "import tinyllm.infer.paged", "test_it.py": "def test(): pass"},
         USAGE, "usage error"),
+    "never imports the cache": (
+        "def test(): pass", USAGE, "no test constructs PagedKVCache of tinyllm.infer.paged, where the bugs"),
+    "never constructs it": (
+        "PRELUDE\ndef test(): assert PagedKVCache", USAGE, "tinyllm check IMPL --tests PATH"),
+    "the cache by its path": (
+        "import importlib.util as u\nfrom pathlib import Path\nimport tinyllm\n"
+        "spec = u.spec_from_file_location('mine', Path(tinyllm.__path__[0], 'infer', 'paged.py'))\n"
+        "mine = u.module_from_spec(spec)\nspec.loader.exec_module(mine)\n"
+        "def test(): assert mine.PagedKVCache(1, 1, 1, 1, 1)",
+        USAGE, "no test constructs PagedKVCache of tinyllm.infer.paged"),
     "edits itself": (
-        "def test():\n    with open(__file__, 'a') as file: file.write('#')", BASELINE, "test_it.py"),
+        "PRELUDE\ndef test():\n    assert cache_of_one()\n"
+        "    with open(__file__, 'a') as file: file.write('#')", BASELINE, "test_it.py"),
 }
 HANGS = {
     "in a test": "import time\ndef test():\n    while True: time.sleep(1)",
@@ -85,21 +96,14 @@ GRADED = {
     "no test, and nothing else": (
         {"readme.txt": ""}, WEAK, "survived", "there is no test to grade"),
     "skips": (
-        "PRELUDE\nimport pytest\ndef test(): pytest.skip()", WEAK, "survived", "the score is 0%"),
+        "PRELUDE\nimport pytest\ndef test(): pytest.skip()\ndef test_other(): cache_of_one()",
+        WEAK, "survived", "the score is 0%"),
     "expects to fail": (
         "PRELUDE\nimport pytest\n@pytest.mark.xfail\ndef test(): assert not has_s02()",
         WEAK, "survived", "the score is 0%"),
     "catches everything": (
         "PRELUDE\ndef test():\n    try: assert not has_s02()\n    except: pass",
         WEAK, "survived", "the score is 0%"),
-    "never imports the cache": (
-        "def test(): pass", WEAK, "survived", "no test imports tinyllm.infer.paged"),
-    "the cache by its path": (
-        "import importlib.util as u\nfrom pathlib import Path\nimport tinyllm\n"
-        "spec = u.spec_from_file_location('mine', Path(tinyllm.__path__[0], 'infer', 'paged.py'))\n"
-        "mine = u.module_from_spec(spec)\nspec.loader.exec_module(mine)\n"
-        "def test(): assert mine.PagedKVCache",
-        WEAK, "survived", "no test imports tinyllm.infer.paged"),
     "fails": (
         "PRELUDE\ndef test(): assert not has_s02()", PASS, "killed", ""),
     "as another name": (
@@ -159,10 +163,13 @@ GRADED = {
         "PRELUDE\nfrom hypothesis import given, settings, strategies as st\n"
         "@settings(deadline=None)\n@given(st.data())\ndef test(data):\n"
         "    data.draw(st.integers().filter(lambda _: not has_s02()))", WEAK, "survived", "the score is 0%"),
-    "only flaky": (
+    "flaky around what fails every time": (
         "PRELUDE\nfrom hypothesis import given, settings, strategies as st\nseen = []\n"
         "@settings(deadline=None)\n@given(st.integers())\ndef test(n):\n"
-        "    if has_s02() and not seen:\n        seen.append(n)\n        assert False",
+        "    if has_s02() and not seen:\n        seen.append(n)\n        assert False, 'the first time'",
+        PASS, "killed", ""),
+    "only flaky": (
+        "PRELUDE\nfrom hypothesis.errors import Flaky\ndef test():\n    if has_s02(): raise Flaky('x')",
         WEAK, "survived", "the score is 0%"),
     "only the disk is full": (
         "PRELUDE\nimport errno, os\ndef test():\n"

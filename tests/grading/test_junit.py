@@ -30,7 +30,7 @@ def graded(*ends: str, module: str = "pkg.mod", path: str = "mod.py", symptom: s
         bug = Bug(f"b{number}", "a title", symptom, edits, survives=end.startswith("no "))
         status = end.removeprefix("no ")
         results.append(Result(bug, [trial(status, *(["t::a"] if status == "killed" else []), note="")]))
-    return Grade(Target(module, path, SOURCE), ("my tests",), 3, results, [0], True, 1.0)
+    return Grade(Target(module, path, SOURCE), ("my tests",), 3, results, [0], 1.0)
 
 
 def parse(text: str) -> ElementTree.Element:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tinyllm.grading import bugs, plant, verdict
+from tinyllm.grading import bugs, verdict
 from tinyllm.grading.grade import Grader
 from tinyllm.grading.worker import Job, run
 from tinyllm.jobs import process
@@ -63,7 +63,7 @@ def test_that_test_can_fail(tmp_path: Path) -> None:
 def test_the_properties_alone_kill() -> None:
     """Eleven or more, s06 and s07 among them; `tinyllm check` grades all of `tests/own`."""
     tests, quick = (str(OWN / "test_properties.py"),), ("--hypothesis-profile=tinyllm-dev",)
-    grader = Grader(tests, plant.find(bugs.MODULE), bugs.load_set("course"), jobs=2, options=quick)
+    grader = Grader(tests, bugs.reference(), bugs.load_set("course"), jobs=2, options=quick)
     found = grader.grade(lambda *_: None)
     killed = {result.bug.id for result in found.counted if result.status == "killed"}
     assert len(killed) >= 11
@@ -75,13 +75,13 @@ def test_the_properties_alone_kill() -> None:
 def test_none_of_them_asks_for_an_order_of_the_free_blocks() -> None:
     """With `-x` a grader would stop at the first that does: each has to pass. Without it they do."""
     (order,) = [bug for bug in bugs.load_set("course") if bug.survives]
-    target = plant.find(bugs.MODULE)
+    target = bugs.reference()
     planted = target.with_source(order.apply(target.source))
     job = Job((str(OWN),), planted, 0, keep_going=True, options=("--hypothesis-profile=tinyllm-dev",))
     ended = process.call(run, job, timeout=300)
     assert ended.how == "done", ended.output
     outcome = ended.value
-    assert (outcome.broken, outcome.imported, outcome.kills, outcome.excused) == ("", "planted", [], [])
+    assert (outcome.broken, outcome.used, outcome.kills, outcome.excused) == ("", True, [], [])
     assert outcome.tests > 50
 
 

@@ -12,7 +12,7 @@ import pytest
 from tinyllm.grading import html_report
 from tinyllm.grading.bugs import Bug, Edit, load_set
 from tinyllm.grading.html_report import as_html, digest, visible
-from tinyllm.grading.plant import Target
+from tinyllm.grading.plant import Place, Target
 from tinyllm.grading.verdict import Grade, Result, Trial
 from tinyllm.grading.worker import Failure, Outcome
 
@@ -82,7 +82,7 @@ def grade_of(*statuses: str, count: int = 3, **more: bool) -> Grade:
         bug = Bug(f"b{number}", "title", "symptom", (Edit("second line", "other"),), **more)  # type: ignore[arg-type]
         kills = [Failure("t::a", "call", "")] if status == "killed" else []
         results.append(Result(bug, [Trial(0, status, Outcome(3, kills, seconds=0.0))]))
-    return Grade(Target("pkg.mod", "pkg/mod.py", source), ("tests",), count, results, [0], True, 1.0)
+    return Grade(Target("pkg.mod", "pkg/mod.py", source), ("tests",), count, results, [0], 1.0)
 
 
 def test_the_verdict_comes_first(weak: Grade, parsed: Page) -> None:
@@ -281,5 +281,7 @@ def test_the_template_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_a_learners_own_file_is_planted_by_its_name(weak: Grade) -> None:
-    target = replace(weak.target, aliases=("paged",))
-    assert "pytest --plant s06:paged 'tests/my own' t.py" in Page(as_html(replace(weak, target=target))).text
+    target = replace(weak.target, place=Place("paged.py", "/x/paged.py", "PagedKVCache"))
+    assert (
+        "pytest --plant s06:paged.py 'tests/my own' t.py" in Page(as_html(replace(weak, target=target))).text
+    )

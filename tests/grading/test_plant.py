@@ -7,14 +7,13 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tinyllm.grading import bugs, handover, plant
-from tinyllm.grading.plant import Planted, PlantError, Target, find, install, proof
+from tinyllm.grading import bugs, by_hand, handover
+from tinyllm.grading.plant import Planted, PlantError, Target, elsewhere, find, install
 
 TEXT = "value = 'planted'\ndef fail():\n    raise ValueError  # the planted line\n"
 Write = Callable[..., Path]
@@ -87,10 +86,11 @@ def test_what_cannot_be_found(module: Write, name: str, words: str) -> None:
 def test_it_takes_the_modules_place(module: Write) -> None:
     path = module("sown_one.py", "value = 'on disk'")
     target = find("sown_one").with_source(TEXT)
-    planted = install(target)
-    assert not planted.used
+    told: list[int] = []
+    install(target, lambda: told.append(1))
+    assert told == []
     one = importlib.import_module("sown_one")
-    assert (one.value, one.__file__, planted.used) == ("planted", str(path), True)
+    assert (one.value, one.__file__, told) == ("planted", str(path), [1])
     vars(one)["value"] = "changed"
     assert importlib.reload(one).value == "planted"
     del sys.modules["sown_one"]
@@ -107,16 +107,26 @@ def test_a_package_keeps_what_is_in_it(module: Write) -> None:
     assert importlib.import_module("sown_pkg.inner").inner == 3
 
 
-def test_an_alias_gets_the_text_too(module: Write) -> None:
+def test_a_class_tells_when_it_is_first_constructed(module: Write) -> None:
+    """And is as it was then; one that has no constructor of its own, too."""
     module("sown_one.py", "")
-    target = replace(find("sown_one").with_source(TEXT), aliases=("sown_other",))
-    install(target)
-    assert importlib.import_module("sown_other").value == "planted"
-    assert proof(target) == "planted"
+    text = "class A:\n    def __init__(self, n): self.n = n\nclass B(A): pass\ninit = A.__init__\n"
+    for cls in ("A", "B"):
+        told: list[int] = []
+        sys.modules.pop("sown_one", None)
+        sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Planted)]
+        install(Target("sown_one", "sown_one.py", text, cls), lambda told=told: told.append(1))  # type: ignore[misc]
+        one = importlib.import_module("sown_one")
+        made = getattr(one, cls)
+        assert (told, made.__init__ is one.init) == ([], False)
+        assert [made(3).n, made(4).n, told] == [3, 4, [1]]
+        assert made.__init__ is one.init
+        assert ("__init__" in vars(made)) == (cls == "A")
 
 
 def test_other_modules_are_left_to_others(module: Write) -> None:
-    planted = install(Target("sown_one", "sown_one.py", TEXT))
+    planted = Planted(Target("sown_one", "sown_one.py", TEXT), lambda: None)
+    sys.meta_path.insert(0, planted)
     assert planted.find_spec("sown_two") is None
     assert not planted.is_package("sown_two")
     module("sown_two.py", "value = 2")
@@ -136,87 +146,95 @@ def test_tracebacks_show_the_planted_line(module: Write) -> None:
 def test_too_late_is_an_error(module: Write) -> None:
     module("sown_one.py", "")
     importlib.import_module("sown_one")
-    for target in (find("sown_one"), Target("sown_two", "sown_two.py", "", ("sown_one",))):
-        with pytest.raises(PlantError, match="sown_one was imported before its text could be replaced"):
-            install(target)
+    with pytest.raises(PlantError, match="sown_one was imported before its text could be replaced"):
+        install(find("sown_one"))
 
 
 def test_once_is_enough(module: Write) -> None:
     module("sown_one.py", "")
     target = find("sown_one").with_source(TEXT)
-    planted = install(target)
+    install(target)
     importlib.import_module("sown_one")
-    assert install(target) is planted
+    install(target)
+    assert sum(isinstance(finder, Planted) and finder.target == target for finder in sys.meta_path) == 1
     with pytest.raises(PlantError):
         install(target.with_source("value = 'another'"))
 
 
-def test_proof(module: Write) -> None:
+def test_another_module_under_its_name_is_seen(module: Write) -> None:
     path = module("sown_one.py", "value = 'on disk'")
     target = find("sown_one").with_source(TEXT)
-    assert proof(target) == "nothing"
+    assert not elsewhere(target)
     install(target)
-    assert proof(target) == "nothing"
+    assert not elsewhere(target)
     importlib.import_module("sown_one")
-    assert proof(target) == "planted"
-    del sys.modules["sown_one"]
-    assert proof(target) == "planted"
+    assert not elsewhere(target)
     spec = importlib.util.spec_from_file_location("sown_one", path)
     assert spec
     sys.modules["sown_one"] = importlib.util.module_from_spec(spec)
-    assert proof(target) == "another"
+    assert elsewhere(target)
     sys.modules["sown_one"] = types.ModuleType("sown_one")
-    assert proof(target) == "another"
+    assert elsewhere(target)
     sys.modules["sown_one"] = None  # type: ignore[assignment]  # as tests do which must not import it
-    assert proof(target) == "another"
+    assert elsewhere(target)
 
 
 def test_a_finder_is_a_loader_of_text() -> None:
-    planted: Any = Planted(Target("sown_one", "sown_one.py", TEXT))
+    planted: Any = Planted(Target("sown_one", "sown_one.py", TEXT), lambda: None)
     assert planted.get_source("sown_one") == TEXT
 
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(handover.VARIABLE, "")
+    """As it was, in the end."""
+    for name in (handover.VARIABLE, "PYTHONPATH"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    monkeypatch.setattr(handover, "_watching", [])
 
 
 @pytest.mark.usefixtures("environment")
 def test_a_text_is_handed_over_by_the_environment(module: Write, tmp_path: Path) -> None:
     module("sown_one.py", "")
-    target = replace(find("sown_one").with_source(TEXT), aliases=("sown_other",))
+    target = find("sown_one").with_source(TEXT)
     handover.offer(target, tmp_path)
     handover.take()
-    assert importlib.import_module("sown_other").value == "planted"
-    assert install(target).target == target, "it is there already"
+    assert not handover.used()
+    assert importlib.import_module("sown_one").value == "planted"
+    assert handover.used()
+    handover.take()  # it is there already
 
 
 @pytest.mark.usefixtures("environment")
-def test_a_bug_is_handed_over_by_its_id(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: Write
-) -> None:
-    del module
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_a_bug_is_handed_over_by_its_id(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """For the reference, and to stand in for a class of one's own."""
+    mine = tmp_path / "mine.py"
+    mine.write_text("class Cache: pass\n")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     left: list[Any] = []
     monkeypatch.setattr("atexit.register", lambda *call, **named: left.append((call, named)))
-    for named, aliases in (("s06", []), ("s06:sown_mine", ["sown_mine"])):
-        handover.offer_bug(named)
+    path = list(sys.path)
+    for named, name in (("s06", None), (f"s06:{mine}:Cache", "Cache")):
+        by_hand.offer_bug(named, ["--plant", named, str(tmp_path)])
         fields = json.loads(Path(os.environ[handover.VARIABLE]).read_text(encoding="utf-8"))
-        assert (fields["module"], fields["aliases"]) == (bugs.MODULE, aliases)
-        assert fields["source"] != plant.find(bugs.MODULE).source
-    for (remove, folder), options in left:
+        assert fields["module"] == bugs.MODULE
+        assert (fields["place"] and fields["place"]["name"]) == name
+        assert fields["source"] != bugs.reference().source
+    sys.path[:] = path
+    mine_too = [call for call in left if "tinyllm-plant" in str(call)]
+    for (remove, folder), options in mine_too:
         remove(folder, **options)
-    assert len(left) == 2
-    assert not list(tmp_path.iterdir()), "the files go with the process"
+    assert len(mine_too) == 2
+    assert not list((tmp_path / "temporary").glob("tinyllm-plant*")), "the files go with the process"
 
 
 @pytest.mark.usefixtures("environment")
 def test_what_cannot_be_handed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(PlantError, match="there is no bug 'nope'; there are s01, s02, "):
-        handover.offer_bug("nope")
+        by_hand.offer_bug("nope")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
     with pytest.raises(PlantError, match="no temporary file can be written: No such file"):
-        handover.offer_bug("s06")
+        by_hand.offer_bug("s06")
     monkeypatch.setenv(handover.VARIABLE, str(tmp_path / "none"))
     with pytest.raises(PlantError, match="none, named by TINYLLM_PLANT, cannot be read: No such file"):
         handover.take()

@@ -52,7 +52,7 @@ def graded(tmp_path: Path) -> Grade:
         Result(bug("b6", survives=True), [trial("killed", "t::a"), trial("killed", "t::a")]),
     ]
     target = Target("pkg.mod", str(tmp_path / "pkg" / "mod.py"), SOURCE)
-    return Grade(target, ("tests",), 3, results, [0, 1], True, 1.0)
+    return Grade(target, ("tests",), 3, results, [0, 1], 1.0)
 
 
 def test_the_shape_is_that_of_the_schema(

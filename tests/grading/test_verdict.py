@@ -23,9 +23,9 @@ def result(name: str, trials: str, **of_bug: Any) -> Result:
     return found
 
 
-def grade(*results: Result, count: int = 1, imported: bool = True) -> Grade:
+def grade(*results: Result, count: int = 1) -> Grade:
     target = Target("module", "module.py", "a")
-    return Grade(target, ("tests",), count, list(results), [0], imported, 1.0)
+    return Grade(target, ("tests",), count, list(results), [0], 1.0)
 
 
 def graded(spelling: str, **options: Any) -> Grade:
@@ -104,12 +104,6 @@ def test_medians_are_those_of_the_kills() -> None:
     [
         ("k", {}, []),
         ("s", {"count": 0}, ["there is no test to grade", "the score is 0%, below 80%"]),
-        (
-            "s",
-            {"imported": False},
-            ["no test imports module, where the bugs are planted", "the score is 0%, below 80%"],
-        ),
-        ("k", {"imported": False}, []),  # imported in processes of the tests' own
         ("S", {}, ["b0 is required, and survives", "the score is 0%, below 80%"]),
         ("T", {}, ["b0 is required, and is no kill (timeout)", "the score is 0%, below 80%"]),
     ],

@@ -17,7 +17,7 @@ from tinyllm.grading import bugs, plant
 from tinyllm.grading.worker import Job, run
 
 path, bug, seed, keep_going, report = json.loads(sys.argv[1])
-target = plant.find(bugs.MODULE)
+target = bugs.reference()
 if bug:
     planted = {known.id: known for known in bugs.load_set("all")}[bug]
     target = target.with_source(planted.apply(target.source))
@@ -58,7 +58,7 @@ def test_a_kill(work: Worked) -> None:
     assert kill["test"].endswith("test_it.py::test_killer")  # below whatever pytest takes for its root
     assert (kill["phase"], kill["message"]) == ("call", "AssertionError")
     assert (found["tests"], found["examples"], found["broken"]) == (2, 1, "")
-    assert found["imported"] == "planted"
+    assert found["used"]
     assert found["seconds"] > 0
 
 
@@ -86,7 +86,7 @@ def test_the_disk_is_full(work: Worked) -> None:
 
 def test_no_test(work: Worked) -> None:
     found = work("x = 1")
-    assert (found["tests"], found["kills"], found["broken"], found["imported"]) == (0, [], "", "nothing")
+    assert (found["tests"], found["kills"], found["broken"], found["used"]) == (0, [], "", False)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,8 @@ def test_stopped_by_the_tests(work: Worked, how: str) -> None:
     ("error", "excused"),
     [
         ("Flaky('x')", True),
-        ("FlakyFailure('x', [ValueError()])", True),
+        ("FlakyFailure('x', [ValueError()])", False),
+        ("FlakyFailure('x', [Flaky('x')])", True),
         ("FlakyReplay('x')", True),
         ("FailedHealthCheck('x')", True),
         ("DeadlineExceeded(timedelta(1), timedelta(1))", True),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import invariant, run_state_machine_as_test
 
-from tinyllm.grading import bugs, plant
+from tinyllm.grading import bugs
 from tinyllm.infer.memory import Half, zeros
 from tinyllm.testing.machine import CacheMachine, shard
 from tinyllm.testing.power import factory_of
@@ -34,7 +34,7 @@ class Zeroed(CacheMachine):
 
 def poisoned(value: float, source: str) -> Any:
     """The reference by this source, its pool full of `value`; no rollback, which leaves what it cuts."""
-    target = plant.find(bugs.MODULE)
+    target = bugs.reference()
 
     def poison(shape: tuple[int, ...]) -> Half:
         pool = zeros(shape)
@@ -50,14 +50,14 @@ def poisoned(value: float, source: str) -> Any:
 @pytest.mark.parametrize("value", [np.nan, 7.25])
 @pytest.mark.parametrize("seed", range(2))
 def test_nothing_of_what_was_in_the_pool_is_ever_seen(value: float, seed: int) -> None:
-    cls = poisoned(value, plant.find(bugs.MODULE).source)
+    cls = poisoned(value, bugs.reference().source)
     run_state_machine_as_test(shard(Zeroed, seed, cls), settings=FEW)
 
 
 @pytest.mark.parametrize("value", [np.nan, 7.25])
 def test_that_test_can_fail(value: float) -> None:
     """Where claimed blocks are not cleared it does, though no caller could see a difference."""
-    source = plant.find(bugs.MODULE).source
+    source = bugs.reference().source
     assert source.count(CLEARS) == 1
     cls = poisoned(value, source.replace(CLEARS, "pass"))
     with pytest.raises(AssertionError, match="law 11"):

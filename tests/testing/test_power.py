@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from hypothesis import settings
 
-from tinyllm.grading import bugs, plant
+from tinyllm.grading import bugs
 from tinyllm.infer.paged import PagedKVCache
 from tinyllm.testing.contract import Factory
 from tinyllm.testing.power import directed, factory_of, measure
@@ -54,5 +54,5 @@ def test_a_directed_case_is_named(named: Callable[[str], Factory]) -> None:
 
 
 def test_the_class_of_a_text_is_its_own() -> None:
-    target = plant.find(bugs.MODULE)
+    target = bugs.reference()
     assert factory_of(target.source, target.path, target.module) is not PagedKVCache

@@ -63,6 +63,9 @@ def tinyllm(
     New here? `tinyllm start` writes a stub of your own cache, `tinyllm tests` lists
     what it has to do, `tinyllm check paged.py` says how far you are.
     """
+    # As pytest and `python -m` have it, a module can lie in the folder one is in, or in its src.
+    here = [str(Path.cwd()), str(Path.cwd() / "src")]
+    sys.path += [folder for folder in here if folder not in sys.path]
     if sys.flags.optimize and context.invoked_subcommand in {"check", "grade"}:
         fail(USAGE, "Python ignores assertions here (-O, PYTHONOPTIMIZE), by which tests say what is wrong")
 
@@ -90,7 +93,6 @@ def bugs(
     from rich.table import Table  # noqa: PLC0415
 
     from tinyllm.grading import bugs as planted  # noqa: PLC0415
-    from tinyllm.grading import plant  # noqa: PLC0415
 
     console = terminal()
     known = {bug.id: bug for bug in planted.load_set("all")}
@@ -105,7 +107,7 @@ def bugs(
     if bug_id not in known:
         fail(USAGE, f"there is no bug {bug_id!r}; there are {', '.join(known)}")
     bug = known[bug_id]
-    target = plant.find(planted.MODULE)
+    target = planted.reference()
     console.print(
         f"[bold]{bug.id}[/bold]  {escape(bug.title)}{'  [red]required[/red]' if bug.required else ''}"
     )
@@ -166,12 +168,11 @@ def diff(file: Annotated[Path, typer.Argument(metavar="FILE", help="Your paged.p
     import difflib  # noqa: PLC0415
 
     from tinyllm.grading import bugs as planted  # noqa: PLC0415
-    from tinyllm.grading import plant  # noqa: PLC0415
 
     try:
         yours = file.read_text(encoding="utf-8").splitlines(keepends=True)
     except (OSError, UnicodeDecodeError) as error:
         fail(USAGE, f"{file} cannot be read: {getattr(error, 'strerror', None) or error}")
-    reference = plant.find(planted.MODULE).source.splitlines(keepends=True)
+    reference = planted.reference().source.splitlines(keepends=True)
     text = "".join(difflib.unified_diff(yours, reference, str(file), "the reference"))
     show_diff(terminal(), text or "The two are the same.\n")

@@ -1,7 +1,6 @@
 """`tinyllm check`: hold a cache to the laws, then grade the tests. The exit code is the verdict."""
 
 import contextlib
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +17,7 @@ from tinyllm.cli.impl import REFERENCE, Exec, Impl, chosen
 from tinyllm.cli.screen import fail, show, terminal
 
 if TYPE_CHECKING:
+    from tinyllm.grading.plant import Target
     from tinyllm.grading.verdict import Grade
     from tinyllm.jobs.process import Ended
 
@@ -67,11 +67,12 @@ def check(
     gate = Gate(junit, badge, impl)
     report: dict[str, Any] = {"implementation": impl, "profile": profile, "seed": seed, "grade": None}
 
+    aim = _aim(gate, tests)
     held, code = _step_one(console, gate, profile, seed)
     report["check"] = as_json(held)
     grade = None
     if code == 0:
-        grade = _step_two(console, gate, tests, profile, seed, jobs, reveal=reveal)
+        grade = _step_two(console, gate, tests, profile, seed, jobs, aim=aim, reveal=reveal)
         report["grade"], code = (reports.as_json(grade), grade.code) if grade else (None, 0)
     else:
         console.print("\nStep 2, grading the tests, waits until step 1 passes.")
@@ -85,6 +86,21 @@ def check(
         elif html:
             console.print("\nThere is no grade, and so no page.")
     raise typer.Exit(code)
+
+
+def _aim(gate: Gate, tests: Path | None) -> "Target | None":
+    """Where bugs go, for tests of a cache of one's own; exits with a message when they cannot go there."""
+    from tinyllm.grading.locate import NOT_HERE, located  # noqa: PLC0415 - heavy
+    from tinyllm.grading.plant import PlantError  # noqa: PLC0415
+
+    if tests is None or gate.impl == REFERENCE:
+        return None
+    if gate.impl.startswith("exec:"):
+        gate.refuse(USAGE, f"--exec with --tests: an engine behind a pipe is no Python class: {NOT_HERE}")
+    try:
+        return located(gate.impl, [str(tests)])
+    except PlantError as error:
+        gate.refuse(USAGE, str(error))
 
 
 def _step_one(console: Console, gate: Gate, profile: str, seed: int) -> tuple[Held, int]:
@@ -173,6 +189,7 @@ def _step_two(
     seed: int,
     jobs: int | None,
     *,
+    aim: "Target | None",
     reveal: bool,
 ) -> "Grade | None":
     from tinyllm.grading.grade import Grader  # noqa: PLC0415 - heavy
@@ -184,13 +201,11 @@ def _step_two(
     graded = str(tests or own_tests())
     console.print(f"\n[bold]2  Are the tests any good?[/bold]  {escape(graded)}")
     target, bugs = choose([], "course", None, None)
-    also, path = None, Path(impl.partition(":")[0])
-    if path.suffix == ".py":  # its tests may import it by its own name: that is where the bugs go, then
-        target = replace(target, aliases=(path.stem,))
-        also = replace(target, path=str(path), source=path.read_text(encoding="utf-8"))
-        console.print("   (they run on the reference too, and may ask for no more than the laws do)")
+    if aim and aim.place:
+        target = aim
+        console.print("   (on the reference in place of your class: they may ask for no more than the laws)")
     options = (f"--hypothesis-profile=tinyllm-{profile}",) if tests is None else ()
-    grader = Grader((graded,), target, bugs, seed=seed, options=options, also=also)
+    grader = Grader((graded,), target, bugs, seed=seed, options=options)
     with suite_pool(None, jobs, grader) as workers:
         result = run_grader(console, grader, gate, workers)
     show(console, result, reveal=reveal)

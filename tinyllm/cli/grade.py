@@ -1,7 +1,6 @@
 """`tinyllm grade`: score a test suite by the planted bugs it kills."""
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -161,18 +160,13 @@ def choose(
         fail(USAGE, "--bugs FILE and --module NAME go together")
     if bug_set not in {*bugs.SETS, "all"}:
         fail(USAGE, f"--set {bug_set}: there are {', '.join(bugs.SETS)} and all")
-    before = list(sys.path)
-    # As for the tests themselves, a module can lie in the folder one is in, or in its src.
-    sys.path += [str(Path.cwd()), str(Path.cwd() / "src")]
     try:
-        target = plant.find(module or bugs.MODULE)
+        target = plant.find(module) if module else bugs.reference()
         known = {
             bug.id: bug for bug in (bugs.load(file) if file else bugs.load_set("all" if ids else bug_set))
         }
     except (plant.PlantError, bugs.BugError) as error:
         fail(USAGE, str(error))
-    finally:
-        sys.path[:] = before
     if unknown := [name for name in ids if name not in known]:
         fail(USAGE, f"there is no bug {', '.join(unknown)}; there are {', '.join(known)}")
     return target, [known[name] for name in ids] if ids else list(known.values())
@@ -206,13 +200,15 @@ def run_grader(
 
     grader.place = workers.place
     progress = progress_bar(console)
-    total = len(grader.bugs) * grader.trials
+    total = 2 * len(grader.bugs) * grader.trials  # a first run, and what confirms it
     with progress:
         task = progress.add_task("clean runs", total=total)
 
         def listen(kind: str, bug: "Bug | None", trial: "Trial | None") -> None:
-            if kind == "bug" and bug is not None and trial is not None:
+            if kind == "run":
                 progress.update(task, advance=1, description="planted bugs")
+            elif bug is not None and trial is not None:
+                progress.update(task, advance=1)
                 if trial.status != "killed" and not bug.survives:
                     progress.console.print(f"  {bug.id} {coloured(trial.status)} (seed {trial.seed})")
 

@@ -79,6 +79,8 @@ def show(console: Console, grade: "Grade", *, reveal: bool) -> None:
     console.print(f"\n{verdict}  {grade.sentence}  [dim]({grade.count} tests, {seeds})[/dim]")
     for reason in grade.reasons:
         console.print(f"      {escape(reason)}")
+    for command in grade.missed:
+        console.print(f"      no bug was planted in {escape(command)}", soft_wrap=True)
 
 
 def _hidden(result: "Result", reveal: bool) -> bool:

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from tinyllm.grading.plant import Target, find
+
 HERE = Path(__file__).parent
 FOLDER = next(folder for folder in (HERE / "planted", HERE.parents[1] / "mutants") if folder.is_dir())
 """The files of the sets: in the wheel beside this file, in the repository in its `mutants`."""
 SETS = ("course", "wild", "engine")
 MODULE = "tinyllm.infer.paged"
-"""Where the bugs of all sets are planted."""
+"""Where the bugs of all sets are planted; a test has to construct the class there."""
+CLASS = "PagedKVCache"
 
 
 class BugError(ValueError):
@@ -93,6 +96,11 @@ def load(path: Path) -> list[Bug]:
     if twice := sorted({name for name in ids if ids.count(name) > 1}):
         raise BugError(f"{path}: ids used twice: {', '.join(twice)}")
     return bugs
+
+
+def reference() -> Target:
+    """The module that the bugs of all sets are planted in. Raises PlantError."""
+    return find(MODULE, CLASS)
 
 
 def load_set(name: str) -> list[Bug]:

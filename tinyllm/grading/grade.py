@@ -1,9 +1,8 @@
 """Grade a test suite by the planted bugs it kills: baseline, run, confirm, score.
 
-Every run of the suite is a `Job` in a process of its own. A trial is one seed for all bugs, and the clean run
-with that seed is what confirms its kills: what fails on the bug passes without it. A kill must happen twice:
-what fails now and then can be lucky in the clean runs. These come before any bug, with two seeds or more, and
-once more at the end, several times if a kill did not happen again: a suite that is red or flaky is refused.
+Every run of the suite is a `Job` in a process of its own. A trial is one seed for all bugs. Clean runs come
+before any bug, with two seeds or more, and once more at the end, several times if a kill did not happen
+again: a suite that is red or flaky is refused. What makes a failure a kill is in `confirm.py`.
 """
 
 import hashlib
@@ -12,7 +11,8 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_complete
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tinyllm.grading.bugs import Bug, BugError
+from tinyllm.grading import confirm
+from tinyllm.grading.bugs import MODULE, Bug, BugError
 from tinyllm.grading.plant import Target
 from tinyllm.grading.verdict import BASELINE, INVALID, LOST, USAGE, Grade, GradeError, Result, Trial
 from tinyllm.grading.worker import Failure, Job, Outcome, run
@@ -22,11 +22,11 @@ from tinyllm.jobs.process import Cancel, Ended, call
 BASELINE_TIMEOUT = 300.0  # seconds; nothing is known yet of how long the suite takes
 SUSPECT = 3  # more clean runs when a kill did not happen again: they see what fails every third time
 SLACK = 10.0  # a run with a bug may take this many times the clean one, and as many seconds more
+SHOWN = 3  # of the tests that fail on clean code
 
-Runs = list[Ended]
-"""A run, and a second one if something was killed in it."""
 Listener = Callable[[str, Bug | None, Trial | None], None]
-"""Told of progress: ("clean", None, None) for a clean run that passed, ("bug", bug, trial) for a trial."""
+"""Told of progress: ("clean", None, None) for a clean run that passed, ("run", bug, None) for the first run
+of a trial, ("bug", bug, trial) for the whole of it."""
 
 
 @dataclass
@@ -43,8 +43,9 @@ class Grader:
         timeout: seconds for a run; by default it follows from how long a clean run takes.
         keep_going: run all tests on each bug, for a matrix of bugs and tests.
         options: more options for pytest.
-        also: another text of the module that the tests must pass on as well: a learner's own.
         place: how a path is named where the runs are done, if that is another machine.
+
+    Where the target has a place, the tests must pass on the class there as well, as it is.
     """
 
     tests: tuple[str, ...]
@@ -56,15 +57,14 @@ class Grader:
     timeout: float | None = None
     keep_going: bool = False
     options: tuple[str, ...] = ()
-    also: Target | None = None
     place: Callable[[str], str] = str
 
     def grade(self, listener: Listener, executor: Executor | None = None) -> Grade:
         """Grade the suite; `executor` runs the jobs, threads of our own by default.
 
         Raises:
-            GradeError: there is no verdict: the bugs do not apply, the baseline is not green, or the machines
-                that did the work are lost; then it has what was known by then.
+            GradeError: there is no verdict: the bugs do not apply, the baseline is not green, no test uses
+                what they are planted in, or those who did the work are lost; then it has what was known.
         """
         planted = self._apply()
         seeds = [self.seed + trial for trial in range(self.trials)]
@@ -73,11 +73,13 @@ class Grader:
         pool = executor or ThreadPoolExecutor(self.jobs, thread_name_prefix="grade")
         grade: Grade | None = None
         try:
-            count, imported, slowest = self._baseline(pool, seeds, listener)
+            count, missed, slowest = self._baseline(pool, seeds, listener)
             self._unchanged(before)
             timeout = self.timeout or slowest * SLACK + SLACK
             results = {bug.id: Result(bug) for bug in self.bugs}
-            grade = Grade(self.target, self.tests, count, list(results.values()), seeds, imported, slowest)
+            grade = Grade(
+                self.target, self.tests, count, list(results.values()), seeds, slowest, missed=missed
+            )
             if count:
                 self._run(pool, planted, results, seeds, timeout, listener)
             else:
@@ -105,25 +107,29 @@ class Grader:
         except BugError as error:
             raise GradeError(INVALID, f"a bug does not apply to {self.target.module}", str(error)) from error
 
-    def _submit(self, pool: Executor, target: Target, seed: int, timeout: float) -> Future[Runs]:
+    def _job(self, target: Target, seed: int) -> Job:
         there = replace(target, path=self.place(target.path))
-        job = Job(tuple(map(self.place, self.tests)), there, seed, self.keep_going, self.options)
-        return pool.submit(_runs, job, timeout, self._cancelled)
+        return Job(tuple(map(self.place, self.tests)), there, seed, self.keep_going, self.options)
 
-    def _baseline(self, pool: Executor, seeds: list[int], listener: Listener) -> tuple[int, bool, float]:
-        """Clean runs with every seed, two at least: how many tests, whether they import it, seconds."""
-        clean = [self.target] + ([self.also] if self.also else [])
+    def _baseline(
+        self, pool: Executor, seeds: list[int], listener: Listener
+    ) -> tuple[int, tuple[str, ...], float]:
+        """Clean runs with every seed, two at least: how many tests, processes without the target, seconds."""
+        clean = [self.target.with_source("")] if self.target.place else []
+        clean.append(self.target)
         several = seeds if len(seeds) > 1 else [*seeds, seeds[0] + 1]
         timeout = self.timeout or BASELINE_TIMEOUT
-        runs = {
-            self._submit(pool, target, seed, timeout): (target, seed) for target in clean for seed in several
-        }
+        runs: dict[Future[Ended], tuple[Target, int]] = {}
+        for target in clean:
+            for seed in several:
+                job = replace(self._job(target, seed), keep_going=True)
+                runs[pool.submit(once, job, timeout, self._cancelled)] = target, seed
         outcomes, green, slowest, red = [], set(), 0.0, []
         for future in as_completed(runs):
-            ended, (target, seed) = future.result()[0], runs[future]
+            ended, (target, seed) = future.result(), runs[future]
             problem = _problem(ended, timeout)
             if problem is None:
-                outcomes.append(ended.value)
+                outcomes.append((target, ended.value))
                 green.add(target)
                 slowest = max(slowest, ended.seconds)
                 listener("clean", None, None)
@@ -132,14 +138,44 @@ class Grader:
                 if problem.code == USAGE:
                     break
         if red:
-            target, seed, problem, output = red[0]
-            where = "" if target is self.target else f" on {target.path}"
-            flaky = f"; with another seed they pass: they are flaky{where}" if target in green else where
-            raise GradeError(problem.code, f"{problem}{flaky} (seed {seed})", output)
-        counts = {outcome.tests for outcome in outcomes}
+            raise self._refused(sorted(red, key=lambda one: clean.index(one[0])), green)
+        counts = {outcome.tests for _, outcome in outcomes}
         if len(counts) > 1:
             raise GradeError(BASELINE, f"flaky: the number of tests changes between runs: {sorted(counts)}")
-        return counts.pop(), all(outcome.imported == "planted" for outcome in outcomes), slowest
+        missed = {command for _, outcome in outcomes for command in outcome.missed}
+        count = counts.pop()
+        if count and not any(outcome.used for target, outcome in outcomes if target is self.target):
+            raise self._unused(missed)
+        return count, tuple(sorted(missed)), slowest
+
+    def _refused(self, red: list[tuple[Target, int, GradeError, str]], green: set[Target]) -> GradeError:
+        """What to say of clean runs that were not green."""
+        target, seed, problem, output = red[0]
+        said = str(problem)
+        if target in green:
+            said += "; with another seed they pass: they are flaky"
+        elif (place := self.target.place) and target is self.target and problem.code == BASELINE:
+            said = (
+                f"the tests pass on {place.impl}, but not on the reference in its place: "
+                f"they ask for more than the contract: {said}"
+            )
+        elif place:
+            said += f"; on {place.impl} as it is"
+        return GradeError(problem.code, f"{said} (seed {seed})", output)
+
+    def _unused(self, missed: set[str]) -> GradeError:
+        """What to say where no test uses what the bugs are planted in."""
+        target = self.target
+        if target.place:
+            said = f"no test constructs {target.place.name} of {target.place.path}"
+        elif target.cls:
+            said = f"no test constructs {target.cls} of {target.module}"
+        else:
+            said = f"no test imports {target.module}"
+        said += ", where the bugs are planted"
+        if target.module == MODULE and not target.place:
+            said += "; to grade the tests of your own cache: tinyllm check IMPL --tests PATH"
+        return GradeError(USAGE, said, "\n".join(f"no bug can be planted in {one}" for one in sorted(missed)))
 
     def _run(
         self,
@@ -150,29 +186,43 @@ class Grader:
         timeout: float,
         listener: Listener,
     ) -> None:
-        """Every bug with every seed, and a last clean run beside them; `results` are filled as they come."""
-        runs = {
-            self._submit(pool, target, seed, timeout): (name, seed)
-            for seed in seeds
-            for name, target in planted.items()
-        }
-        last = [self._submit(pool, self.target, seeds[0], timeout)]
-        lost: ClusterError | None = None
-        for future in as_completed(runs):
-            name, seed = runs[future]
+        """Every bug with every seed, kills confirmed, a last clean run; `results` are filled meanwhile."""
+
+        def submit(job: Job) -> Future[Ended]:
+            return pool.submit(once, job, timeout, self._cancelled)
+
+        def settle(name: str, trial: Trial) -> None:
+            results[name].trials.append(trial)
+            listener("bug", results[name].bug, trial)
+
+        jobs = [(name, self._job(target, seed)) for seed in seeds for name, target in planted.items()]
+        first = {submit(job): (name, job) for name, job in jobs}
+        suspects, lost = [], None
+        for future in as_completed(first):
+            name, job = first[future]
             try:
-                trial = _trial(seed, future.result(), timeout)
+                trial = confirm.judged(job.seed, future.result(), timeout)
             except ClusterError as error:  # what others have done, or can still do, is not to be lost with it
                 lost = error
                 continue
-            results[name].trials.append(trial)
-            listener("bug", results[name].bug, trial)
+            listener("run", results[name].bug, None)
+            if trial.status == "killed":
+                suspects.append(confirm.Suspect(name, job, trial))
+            else:
+                settle(name, trial)
         if lost:
             raise lost
+        clean = self._job(self.target, seeds[0])
+        confirm.confirm(suspects, clean.target, submit, settle)
+        self._last(clean, results, submit, timeout)
+
+    def _last(self, clean: Job, results: dict[str, Result], submit: confirm.Submit, timeout: float) -> None:
+        """Clean runs at the end: more than one if something happened once, and not again."""
+        last = [submit(clean)]
         if any(trial.unsteady for result in results.values() for trial in result.trials):
-            last += [self._submit(pool, self.target, seeds[0], timeout) for _ in range(SUSPECT)]
+            last += [submit(clean) for _ in range(SUSPECT)]
         for future in last:
-            ended = future.result()[0]
+            ended = future.result()
             if problem := _problem(ended, timeout):
                 text = f"flaky: clean runs passed before, but not at the end: {problem}"
                 raise GradeError(BASELINE, text, ended.output)
@@ -189,37 +239,16 @@ class Grader:
     def _fingerprint(self) -> dict[str, str]:
         """A digest of every Python file among the tests, and of the module."""
         files = [Path(self.target.path)]
+        files += [Path(self.target.place.path)] if self.target.place else []
         for test in self.tests:
             path = Path(test.split("::")[0])
             files += path.rglob("*.py") if path.is_dir() else [path]
         return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.is_file()}
 
 
-def _runs(job: Job, timeout: float, cancelled: Cancel) -> Runs:
-    """Run the job; once more if something was killed."""
-    first = call(run, job, timeout=timeout, cancelled=cancelled)
-    if first.how != "done" or first.value.broken or not first.value.kills:
-        return [first]
-    return [first, call(run, job, timeout=timeout, cancelled=cancelled)]
-
-
-def _trial(seed: int, runs: Runs, timeout: float) -> Trial:
-    ended, *more = runs
-    if ended.how == "timeout":
-        return Trial(seed, "timeout", Outcome(), f"no end within {timeout:.0f} s")
-    if ended.how != "done":
-        return Trial(seed, "invalid", Outcome(), f"the tests ended their own run: {_how(ended)}")
-    outcome: Outcome = ended.value
-    if outcome.broken:
-        return Trial(seed, "invalid", outcome, outcome.broken)
-    if not outcome.kills:
-        return Trial(seed, "survived", outcome)
-    again = {kill.test for one in more if one.how == "done" for kill in one.value.kills}
-    kills = [kill for kill in outcome.kills if kill.test in again]
-    if not kills:
-        note = f"{outcome.kills[0].test} failed, but not when it was run again with the same seed"
-        return Trial(seed, "survived", replace(outcome, kills=[]), note, unsteady=True)
-    return Trial(seed, "killed", replace(outcome, kills=kills))
+def once(job: Job, timeout: float, cancelled: Cancel) -> Ended:
+    """Run the job in a process of its own."""
+    return call(run, job, timeout=timeout, cancelled=cancelled)
 
 
 def _problem(ended: Ended, timeout: float) -> GradeError | None:
@@ -227,18 +256,13 @@ def _problem(ended: Ended, timeout: float) -> GradeError | None:
     if ended.how == "timeout":
         return GradeError(BASELINE, f"the clean tests do not end within {timeout:.0f} s (--timeout)")
     if ended.how != "done":
-        return GradeError(BASELINE, f"the clean tests end their own run: {_how(ended)}")
+        return GradeError(BASELINE, f"the clean tests end their own run: {confirm.how(ended)}")
     outcome: Outcome = ended.value
     if outcome.broken:
         return GradeError(USAGE, f"the tests cannot be run: {outcome.broken}")
-    failures: list[Failure] = outcome.kills + outcome.excused
+    failures: list[Failure] = outcome.kills + outcome.late + outcome.excused
     if failures:
-        first = failures[0]
-        return GradeError(BASELINE, f"the clean tests fail: {first.test} ({first.phase}): {first.message}")
+        said = "; ".join(f"{one.test} ({one.phase}): {one.message}" for one in failures[:SHOWN])
+        more = f"; and {len(failures) - SHOWN} more" if len(failures) > SHOWN else ""
+        return GradeError(BASELINE, f"the clean tests fail: {said}{more}")
     return None
-
-
-def _how(ended: Ended) -> str:
-    """How a process ended that did not run to its end: its error, or the last that it printed."""
-    last = next(iter(str(ended.value or ended.output).strip().splitlines()[::-1]), "")
-    return last if ended.how == "error" else f"without notice, after printing {last!r}"

@@ -68,8 +68,11 @@ def explain(grade: Grade, result: Result) -> str:
 
 def repeat(grade: Grade, bug: Bug) -> str:
     """The command that runs the tests with the bug in the module's place."""
+    place = grade.target.place
     if grade.target.module == MODULE:
-        return shlex.join(["pytest", "--plant", ":".join([bug.id, *grade.target.aliases]), *grade.tests])
+        return shlex.join(
+            ["pytest", "--plant", ":".join([bug.id, *([place.impl] if place else [])]), *grade.tests]
+        )
     planted = ["--module", grade.target.module, "--bug", bug.id]
     return shlex.join(["tinyllm", "grade", "--bugs", "FILE", *planted, *grade.tests])
 

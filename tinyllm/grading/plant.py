@@ -1,14 +1,17 @@
 """Put source text in a module's place: the one way in which a bug is planted.
 
 A finder ahead of all others answers for one module name with the text it was given, in this process alone.
-Nothing on disk is edited, and reloading the module, or importing it anew, finds the same text again.
+Nothing on disk is edited, and reloading the module, or importing it anew, finds the same text again. Where
+the tests use a cache class of their own, the text is run aside, and its class stands in for theirs
+(`stand_in.py`).
 """
 
+import functools
 import importlib.abc
 import importlib.util
 import linecache
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -20,25 +23,52 @@ class PlantError(RuntimeError):
 
 
 @dataclass(frozen=True)
+class Place:
+    """A class that tests use, which the class of the planted text stands in for.
+
+    Attributes:
+        impl: how the class was named: `path/to/paged.py:Cache` or `pkg.module:Cache`.
+        path: the file that defines it, under whatever name tests import that.
+        name: its qualified name there.
+        error: file and qualified name of the error by which it says that it is out of blocks.
+    """
+
+    impl: str
+    path: str
+    name: str
+    error: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
 class Target:
-    """A module: its dotted name, its file, its text, and other names under which tests may import it."""
+    """What a bug is planted in.
+
+    Attributes:
+        module: the dotted name of the module.
+        path: its file.
+        source: its text.
+        cls: the class that a test has to construct, or it does not test the module; "" if any use will do.
+        place: where the class goes, if tests do not import the module itself.
+    """
 
     module: str
     path: str
     source: str
-    aliases: tuple[str, ...] = ()
+    cls: str = ""
+    place: Place | None = None
 
     def with_source(self, source: str) -> "Target":
-        """The same module with another text."""
+        """The same with another text."""
         return replace(self, source=source)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Every name that it goes by."""
-        return (self.module, *self.aliases)
+    def code(self) -> CodeType:
+        """The text, compiled under a name that is no file: a traceback must not show lines from disk."""
+        name = f"<planted {self.path}>"
+        linecache.cache[name] = (len(self.source), None, self.source.splitlines(keepends=True), name)
+        return compile(self.source, name, "exec", dont_inherit=True)
 
 
-def find(module: str) -> Target:
+def find(module: str, cls: str = "") -> Target:
     """The module as it is on disk; it is not imported, though its parent packages are.
 
     Raises:
@@ -56,22 +86,39 @@ def find(module: str) -> Target:
         source = importlib.util.decode_source(Path(spec.origin).read_bytes())
     except (OSError, SyntaxError, UnicodeError) as error:
         raise PlantError(f"{spec.origin} cannot be read: {error}") from error
-    return Target(module, spec.origin, source)
+    return Target(module, spec.origin, source, cls)
+
+
+def on_construction(cls: type, tell: Callable[[], None]) -> None:
+    """Call `tell` when the class is first constructed; from then on it is as it was."""
+    own = vars(cls).get("__init__")
+    init: Callable[..., None] = cls.__init__  # type: ignore[misc]
+
+    @functools.wraps(init)
+    def __init__(self: object, *args: object, **named: object) -> None:  # noqa: N807
+        if own is None:
+            del cls.__init__  # type: ignore[misc]
+        else:
+            cls.__init__ = own  # type: ignore[misc]
+        tell()
+        init(self, *args, **named)
+
+    cls.__init__ = __init__  # type: ignore[misc]
 
 
 class Planted(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-    """Finder and loader of the target; `used` says whether its text has been run."""
+    """Finder and loader of the target; `tell` is called when its text is put to use."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, tell: Callable[[], None]) -> None:
         self.target = target
-        self.used = False
+        self.tell = tell
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Answer for the target's names alone."""
+        """Answer for the target's name alone."""
         del path, target
-        if fullname not in self.target.names:
+        if fullname != self.target.module:
             return None
         spec = ModuleSpec(fullname, self, origin=self.target.path, is_package=self.is_package(fullname))
         spec.has_location = True
@@ -81,7 +128,7 @@ class Planted(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
 
     def is_package(self, fullname: str) -> bool:
         """Whether the target is a package's `__init__`."""
-        return fullname in self.target.names and Path(self.target.path).name == "__init__.py"
+        return fullname == self.target.module and Path(self.target.path).name == "__init__.py"
 
     def get_source(self, fullname: str) -> str:
         """The planted text; tracebacks show it."""
@@ -89,39 +136,42 @@ class Planted(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         return self.target.source
 
     def get_code(self, fullname: str) -> CodeType:
-        """The text, compiled under a name that is no file: a traceback must not show lines from disk."""
-        name, text = f"<planted {self.target.path}>", self.get_source(fullname)
-        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-        return compile(text, name, "exec", dont_inherit=True)
+        """The text, compiled."""
+        del fullname
+        return self.target.code()
 
     def exec_module(self, module: ModuleType) -> None:
         """Run the text in the module."""
-        self.used = True
         super().exec_module(module)
+        if isinstance(cls := getattr(module, self.target.cls, None), type):
+            on_construction(cls, self.tell)
+        else:
+            self.tell()
 
 
-def install(target: Target) -> Planted:
+def install(target: Target, tell: Callable[[], None] = lambda: None) -> None:
     """Answer for the target from now on; once is enough, though pytest may be run within pytest.
+
+    `tell` is called, at least once, when its class is constructed; when its text is run, if it has none.
 
     Raises:
         PlantError: the module has been imported already; whoever holds it would keep the old text.
     """
-    for finder in sys.meta_path:
-        if isinstance(finder, Planted) and finder.target == target:
-            return finder
-    if early := [name for name in target.names if name in sys.modules]:
-        raise PlantError(f"{early[0]} was imported before its text could be replaced")
-    planted = Planted(target)
-    sys.meta_path.insert(0, planted)
-    return planted
+    if target.place is not None:
+        from tinyllm.grading import stand_in  # noqa: PLC0415 - it imports this file
+
+        stand_in.install(target, tell)
+        return
+    if any(isinstance(finder, Planted) and finder.target == target for finder in sys.meta_path):
+        return
+    if target.module in sys.modules:
+        raise PlantError(f"{target.module} was imported before its text could be replaced")
+    sys.meta_path.insert(0, Planted(target, tell))
 
 
-def proof(target: Target) -> str:
-    """What this process imported under the target's names: `planted`, `nothing`, or `another` text."""
-    finders = [finder for finder in sys.meta_path if isinstance(finder, Planted)]
-    modules = [sys.modules[name] for name in target.names if name in sys.modules]
-    if modules:
-        loaders = {getattr(getattr(module, "__spec__", None), "loader", None) for module in modules}
-        return "planted" if loaders <= set(finders) else "another"
-    used = any(finder.used for finder in finders if finder.target.module == target.module)
-    return "planted" if used else "nothing"
+def elsewhere(target: Target) -> bool:
+    """Whether this process has another module under the target's name."""
+    if target.place is not None or target.module not in sys.modules:
+        return False
+    spec = getattr(sys.modules[target.module], "__spec__", None)
+    return not isinstance(getattr(spec, "loader", None), Planted)

@@ -1,8 +1,12 @@
 """A pytest plugin that notes what happened, and stops at the first kill."""
 
+import os
+import signal
 import sys
 import time
-from collections.abc import Generator
+import traceback
+from collections.abc import Generator, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -10,7 +14,16 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.internal.conjecture.engine import ConjectureRunner
 
-from tinyllm.grading.worker import FULL, NO_KILL, Failure, Outcome
+from tinyllm.grading.worker import FULL, NO_KILL, Failure, Job, Outcome
+
+REPORTS: dict[str, Any] = {
+    **dict.fromkeys(("xmlpath", "log_file", "htmlpath", "report_log", "json_report_file")),
+    **dict.fromkeys(("allure_report_dir", "benchmark_json", "benchmark_save", "pastebin")),
+    **dict.fromkeys(("json_report", "benchmark_autosave", "store_durations", "update_snapshots"), False),
+    **dict.fromkeys(("force_regen", "regen_all"), False),
+}
+"""Options by which pytest and its plugins write files of the suite's owner, and their values that do not."""
+LATE = "pytest_timeout.py"
 
 
 class Recorder:
@@ -19,9 +32,11 @@ class Recorder:
     `broken` says why the run is worth nothing, `stopped` how the tests ended it, `started` when they began.
     """
 
-    def __init__(self, keep_going: bool) -> None:
-        self.keep_going = keep_going
+    def __init__(self, job: Job) -> None:
+        self.job = job
         self.outcome = Outcome()
+        self._here = Path.cwd()  # which tests may leave, or remove
+        self._only = {os.path.abspath(one.file) for one in job.only}  # noqa: PTH100 - as pytest, past no link
         self.broken = self.stopped = ""
         self.started: float | None = None
         self.drawn = 0  # test cases of Hypothesis, counted by `hurry`
@@ -30,15 +45,25 @@ class Recorder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> Generator[None, Any, Any]:
-        """Run in this one process, whatever `addopts` asks of xdist."""
-        if hasattr(config.option, "numprocesses"):
-            config.option.numprocesses = None
-            config.option.dist = "no"
-            config.option.tx = []
+        """Run in this one process, write no report, and shuffle as the seed says, whatever `addopts` asks."""
+        option = config.option
+        if hasattr(option, "numprocesses"):
+            option.numprocesses, option.dist, option.tx = None, "no", []
+        for name in REPORTS.keys() & vars(option).keys():
+            setattr(option, name, REPORTS[name])
+        if hasattr(option, "randomly_seed"):
+            option.randomly_seed = self.job.seed
+        if getattr(option, "random_order_enabled", False):
+            option.random_order_seed = str(self.job.seed)
         return (yield)
 
-    def pytest_load_initial_conftests(self) -> None:
-        """Under CI Hypothesis chooses a profile that ignores seeds; a suite that wants it says so later."""
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_load_initial_conftests(self, early_config: pytest.Config) -> None:
+        """Measure no coverage, which would be written over the owner's.
+
+        Under CI Hypothesis chooses a profile that ignores seeds; a suite that wants it says so later.
+        """
+        early_config.known_args_namespace.cov_source = []
         if settings.get_current_profile_name() == "ci":
             settings.register_profile("tinyllm-seeded", settings.get_profile("ci"), derandomize=False)
             settings.load_profile("tinyllm-seeded")
@@ -52,9 +77,27 @@ class Recorder:
         if report.failed and not self.broken:
             self.broken = f"{report.nodeid or 'collection'}: {_last_line(report.longreprtext)}"
 
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        """Where a few tests are to be run, pass over the files of all others."""
+        others = self._only and collection_path.is_file() and str(collection_path) not in self._only
+        return True if others else None
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, Any, Any]:
+        """The tests asked for alone, in the order asked for, whatever other plugins make of them."""
+        found = yield
+        if self.job.only:
+            names = {one.test for one in self.job.only}
+            items[:] = [item for item in items if item.nodeid in names]
+        if self.job.order:
+            place = {name: number for number, name in enumerate(self.job.order)}
+            items.sort(key=lambda item: place.get(item.nodeid, len(place)))
+        return found
+
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Count the tests."""
+        """Count the tests, and note their order."""
         self.outcome.tests = len(session.items)
+        self.outcome.order = tuple(item.nodeid for item in session.items)
 
     def pytest_internalerror(self, excrepr: object) -> None:
         """Pytest itself, or a plugin of the suite, failed."""
@@ -69,14 +112,40 @@ class Recorder:
         self.started = self.started or time.monotonic()
         self._drawn_before = self.drawn
 
+    @pytest.hookimpl(optionalhook=True, tryfirst=True)
+    def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> Any:
+        """Have pytest-timeout fail a test that is late, and not end the process: then we know of it."""
+        if settings.method != "thread" or not hasattr(signal, "SIGALRM"):
+            return None
+        plugin = sys.modules[type(settings).__module__]
+        return plugin.pytest_timeout_set_timer(item, settings._replace(method="signal"))
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
-        self, call: pytest.CallInfo[None]
+        self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Tell a failure that counts from one that does not."""
         report = yield
-        report.__dict__["tinyllm_excused"] = call.excinfo is not None and _excused(call.excinfo.value)
+        if report.failed:
+            report.__dict__["tinyllm"] = self._failure(item, report, call)
         return report
+
+    def _failure(
+        self, item: pytest.Item, report: pytest.TestReport, call: pytest.CallInfo[None]
+    ) -> tuple[Failure, list[Failure]]:
+        """The failure, and which list of the outcome it belongs to."""
+        outcome, message = self.outcome, _last_line(report.longreprtext)
+        file = os.path.relpath(item.path, self._here)
+        if call.excinfo is None:  # a plugin says that it failed
+            return Failure(report.nodeid, report.when or "", message, file), outcome.kills
+        error = call.excinfo.value
+        counted = [one for one in _leaves(error) if not _named(one)]
+        if isinstance(error, BaseExceptionGroup):
+            message = _first_line((counted or [error])[0])
+        kind = outcome.kills if counted else outcome.excused
+        if any(Path(entry.path).name == LATE for entry in call.excinfo.traceback):
+            kind = outcome.late
+        return Failure(report.nodeid, report.when or "", message, file), kind
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note failures of setup, call and teardown alike."""
@@ -85,14 +154,15 @@ class Recorder:
             self.outcome.examples += max(1, drawn)
         if not report.failed:
             return
-        failure = Failure(report.nodeid, report.when or "", _last_line(report.longreprtext))
-        if getattr(report, "tinyllm_excused", False):
-            self.outcome.excused.append(failure)
-            return
-        if not self.outcome.kills:
+        failure, kind = report.__dict__.pop("tinyllm", None) or (
+            Failure(report.nodeid, report.when or "", _last_line(report.longreprtext)),
+            self.outcome.kills,
+        )
+        if kind is self.outcome.kills and not kind:
             self.outcome.seconds = time.monotonic() - (self.started or time.monotonic())
-        self.outcome.kills.append(failure)
-        if not self.keep_going and self._session is not None:
+        kind.append(failure)
+        ends = kind is self.outcome.late or (kind is self.outcome.kills and not self.job.keep_going)
+        if ends and self._session is not None:
             self._session.shouldfail = "killed"
 
 
@@ -121,10 +191,17 @@ def hurry(recorder: Recorder) -> None:
     ConjectureRunner.test_function = counted  # type: ignore[method-assign]
 
 
-def _excused(error: BaseException) -> bool:
-    if isinstance(error, BaseExceptionGroup) and not _named(error):
-        return all(_excused(inner) for inner in error.exceptions)
-    return _named(error)
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """The errors of a group; Hypothesis' Flaky is one, of what a test said at first and not again."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+def _first_line(error: BaseException) -> str:
+    return traceback.format_exception_only(error)[0].strip().partition("\n")[0][:300]
 
 
 def _named(error: BaseException) -> bool:

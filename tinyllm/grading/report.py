@@ -52,6 +52,7 @@ def as_json(grade: Grade) -> dict[str, Any]:
             "score": grade.score,
             "exitCode": grade.code,
             "reasons": grade.reasons,
+            "missed": list(grade.missed),
             "python": platform.python_version(),
         },
     }

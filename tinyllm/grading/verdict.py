@@ -3,7 +3,7 @@
 import statistics
 from dataclasses import dataclass, field
 
-from tinyllm.grading.bugs import MODULE, Bug
+from tinyllm.grading.bugs import Bug
 from tinyllm.grading.plant import Target
 from tinyllm.grading.worker import Outcome
 
@@ -31,7 +31,7 @@ class GradeError(Exception):
 
 @dataclass(frozen=True)
 class Trial:
-    """One bug, one seed: `status` is one of `STATUSES`; `unsteady` if a test failed, but not again."""
+    """One bug, one seed: `status` is one of `STATUSES`; `unsteady` if a test failed, but not again alone."""
 
     seed: int
     status: str
@@ -71,16 +71,16 @@ class Result:
 
 @dataclass(frozen=True)
 class Grade:
-    """The verdict on a suite; a part of it, if runs are `missing`."""
+    """The verdict on a suite; a part of it, if runs are `missing`. Processes `missed` ran without a bug."""
 
     target: Target
     tests: tuple[str, ...]
     count: int
     results: list[Result]
     seeds: list[int]
-    imported: bool
     clean_seconds: float
     missing: int = 0
+    missed: tuple[str, ...] = ()
 
     @property
     def counted(self) -> list[Result]:
@@ -108,10 +108,6 @@ class Grade:
             found.append(f"{self.missing} runs are missing")
         if not self.count:
             found.append("there is no test to grade")
-        elif not self.imported and not any(result.kills for result in self.results):
-            found.append(f"no test imports {self.target.module}, where the bugs are planted")
-            if self.target.module == MODULE:
-                found.append("tests of your own paged.py: tinyllm check paged.py --tests PATH")
         found += [f"{r.bug.id} is required, and {_alive(r)}" for r in self.counted if _bad(r)]
         if self.score < THRESHOLD:
             found.append(f"the score is {self.score:.0%}, below {THRESHOLD:.0%}")

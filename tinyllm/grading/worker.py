@@ -23,22 +23,35 @@ class Stopped(Exception):  # noqa: N818 - it is no error of ours
 
 @dataclass(frozen=True)
 class Job:
-    """What to run: these tests, with this text in the module's place, drawing from this seed."""
+    """What to run: these tests, with this text in the module's place, drawing from this seed.
+
+    Attributes:
+        tests: paths, as pytest takes them.
+        target: the module and its text.
+        seed: of Hypothesis, and of plugins that shuffle.
+        keep_going: do not stop at the first kill.
+        options: more options for pytest.
+        only: of all tests collected, run these alone.
+        order: the node ids of all tests, to run them in this order whatever a plugin wants.
+    """
 
     tests: tuple[str, ...]
     target: Target
     seed: int
     keep_going: bool = False
     options: tuple[str, ...] = ()
+    only: tuple["Failure", ...] = ()
+    order: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A test that failed: its node id, the phase, and what it said."""
+    """A test that failed: its node id, the phase, what it said, and its file from the current folder."""
 
     test: str
     phase: str
     message: str
+    file: str = ""
 
 
 @dataclass
@@ -49,8 +62,11 @@ class Outcome:
         tests: how many were collected.
         kills: failures that count; the first one is what killed.
         excused: failures that do not count, of the kinds in `NO_KILL`.
+        late: tests that a plugin ended after a time; the run ends with the first.
         broken: why the run says nothing: an error of collection or of pytest; empty if it went through.
-        imported: `planted`, `nothing` or `another`: what the tests had under the module's name.
+        used: whether a test, or a process that one started, put the planted text to use.
+        missed: processes that tests started, in which nothing was planted, each with the reason.
+        order: node ids of the tests, as they were to run.
         seconds: from the start of the first test to the first kill, or to the end.
         examples: test cases run by then; a plain test is one.
     """
@@ -58,8 +74,11 @@ class Outcome:
     tests: int = 0
     kills: list[Failure] = field(default_factory=list)
     excused: list[Failure] = field(default_factory=list)
+    late: list[Failure] = field(default_factory=list)
     broken: str = ""
-    imported: str = "nothing"
+    used: bool = False
+    missed: list[str] = field(default_factory=list)
+    order: tuple[str, ...] = ()
     seconds: float = 0.0
     examples: int = 0
 
@@ -80,13 +99,15 @@ def run(send: Send, job: Job) -> Outcome:
     except OSError as error:
         return Outcome(broken=f"{folder} cannot be written: {error.strerror}")
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    os.environ["COVERAGE_FILE"] = str(folder / "coverage")  # of processes that are measured as they start
     sys.dont_write_bytecode = True
     sys.path.append(str(Path.cwd()))
-    recorder = Recorder(job.keep_going)
+    recorder = Recorder(job)
     hurry(recorder)
-    # Two plugins by name, since a suite may load none by itself.
+    # Plugins by name, since a suite may load none by itself.
     # Nothing is captured: pytest would keep on disk, whole, what `call` keeps the end of.
-    arguments = ["-p", "hypothesispytest", "-p", "tinyllm", "--assert=plain", "--capture=no"]
+    arguments = ["-p", "hypothesispytest", "-p", "tinyllm", "-p", "tinyllm_plant"]
+    arguments += ["--assert=plain", "--capture=no"]
     arguments += [f"--hypothesis-seed={job.seed}", f"--basetemp={folder / 'pytest'}"]
     arguments += ["-o", f"cache_dir={folder / 'cache'}", "--color=no", "--tb=short", *job.options, *job.tests]
     started = time.monotonic()
@@ -94,7 +115,7 @@ def run(send: Send, job: Job) -> Outcome:
     if recorder.stopped:
         raise Stopped(recorder.stopped)
     outcome = recorder.outcome
-    outcome.imported = plant.proof(job.target)
+    outcome.used, outcome.missed = handover.used(), handover.missed()
     if not outcome.kills:
         outcome.seconds = time.monotonic() - (recorder.started or started)
     if status == pytest.ExitCode.NO_TESTS_COLLECTED and not recorder.broken:
@@ -103,7 +124,7 @@ def run(send: Send, job: Job) -> Outcome:
         outcome.broken = recorder.broken
     elif status not in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED}:
         outcome.broken = f"pytest ended with {_exit_name(status)}"
-    elif outcome.imported == "another":
+    elif plant.elsewhere(job.target):
         outcome.broken = f"{job.target.module} was imported from elsewhere: its text was not replaced"
     return outcome
 

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import shlex
 import sys
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def load(impl: str = DEFAULT) -> Factory:
     is_path = where.endswith(".py") or "/" in where
     module = _from_file(Path(where)) if is_path else _imported(where)
     try:
-        factory = getattr(module, name)
+        factory = attrgetter(name)(module)
     except AttributeError:
         raise ImplementationError(
             f"{where} defines no {name}; write {where}:NAME if yours has another name"

@@ -4,7 +4,6 @@ Pytest loads this in every project that has tinyllm installed: so nothing heavy 
 happens unless it is asked for.
 """
 
-import os
 import random
 from typing import Any
 
@@ -24,12 +23,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "pkg.module, pkg.module:Class or path/to/paged.py",
     )
     group.addoption(
-        "--plant",
-        metavar="ID[:NAME]",
-        help="run the tests with this bug planted in the "
-        "reference cache, for tests that import it from tinyllm.infer.paged, or from NAME",
-    )
-    group.addoption(
         "--shards",
         type=int,
         default=1,
@@ -38,26 +31,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--shard-seed", type=int, default=None, help="seed of shard 0; shard i adds i (default: drawn)"
     )
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Plant a bug, if asked to by `--plant` or, in a process that grades, by the environment.
-
-    Before any conftest is loaded, and ahead of pytest's assertion rewriting, whose hook would otherwise find
-    the module on disk.
-    """
-    named = early_config.known_args_namespace.plant
-    if named is None and "TINYLLM_PLANT" not in os.environ:
-        return
-    from tinyllm.grading import handover, plant  # noqa: PLC0415 - not where nobody asks for it
-
-    try:
-        if named is not None:
-            handover.offer_bug(named)
-        handover.take()
-    except plant.PlantError as error:
-        raise pytest.UsageError(f"no bug can be planted: {error}") from error
 
 
 def pytest_configure(config: pytest.Config) -> None:

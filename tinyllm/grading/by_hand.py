@@ -1,0 +1,31 @@
+"""`pytest --plant ID[:IMPL]`: one of our bugs, planted until pytest ends."""
+
+import atexit
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tinyllm.grading import bugs, handover
+from tinyllm.grading.locate import located
+from tinyllm.grading.plant import PlantError
+
+
+def offer_bug(named: str, tests: Sequence[str] = ()) -> None:
+    """Hand a bug over, `ID` or `ID:IMPL`, to this process and all that it starts, until it ends.
+
+    Raises:
+        PlantError: an unknown id, a cache that nothing can stand in for, or no room for a temporary file.
+    """
+    bug_id, _, impl = named.partition(":")
+    known = {bug.id: bug for bug in bugs.load_set("all")}
+    if bug_id not in known:
+        raise PlantError(f"there is no bug {bug_id!r}; there are {', '.join(known)}")
+    paths = [one for one in tests if Path(one.partition("::")[0]).exists()]
+    target = located(impl, paths) if impl else bugs.reference()
+    try:
+        folder = tempfile.mkdtemp(prefix="tinyllm-plant-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        handover.offer(target.with_source(known[bug_id].apply(target.source)), Path(folder))
+    except OSError as error:
+        raise PlantError(f"no temporary file can be written: {error.strerror}") from error
