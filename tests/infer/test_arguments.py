@@ -1,12 +1,16 @@
 """What both caches ask of their arguments (law 15), and in which words they refuse."""
 
+import tracemalloc
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tinyllm.infer.arguments import as_chunk, as_integer, as_layer, as_size
+from tinyllm.infer.arguments import as_chunk, as_integer, as_layer, as_size, told_tokens
+from tinyllm.infer.kvcache import CacheFull, KVCache
+from tinyllm.infer.paged import OutOfBlocks, PagedKVCache
 
 
 class Index:
@@ -128,6 +132,101 @@ def test_lists_and_ragged_lists() -> None:
     assert k.tolist() == [[[1, 2]]]
     with pytest.raises(ValueError, match="inhomogeneous"):
         as_chunk([[[1, 2], [3]]], [[[1, 2], [3, 4]]], 1, 2, np.float16)
+
+
+class Foreign:
+    """An array by `__array__` alone."""
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("its values are asked for")
+
+
+LISTS = [[[1, 2]] * 7] * 3
+
+
+@pytest.mark.parametrize(
+    ("k", "v", "told"),
+    [
+        (LISTS, LISTS, 7),
+        (tuple(LISTS), np.ones((3, 7, 2)), 7),
+        (np.ones((3, 7, 2)), [np.ones((7, 2))] * 3, 7),
+        (np.ones((3, 7, 2)), np.ones((3, 7, 2)), 0),  # to be asked for its shape
+        (LISTS, LISTS[:2], 0),
+        (LISTS, [[[1, 2]] * 8] * 3, 0),
+        (LISTS[0], LISTS[0], 0),
+        ([LISTS], [LISTS], 0),
+        ([], [], 0),
+        ([[], [], []], LISTS, 0),
+        (np.array(1), LISTS, 0),
+        ([{"a": 1}] * 3, LISTS, 0),
+        (Foreign(), LISTS, 0),
+        ([Foreign()] * 3, LISTS, 0),
+    ],
+)
+def test_the_length_of_lists_is_told_before_they_are_arrays(k: Any, v: Any, told: int) -> None:
+    assert told_tokens(k, v, 3, 2) == told
+
+
+MANY = 2**18
+ONE = np.broadcast_to(np.float32(0.1), (2, MANY, 64))  # a value, which would be 64 MiB of float16
+
+
+class Lazy:
+    """An array by `__array__`, which costs nothing to make."""
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        return ONE
+
+
+UNPAID: dict[str, Any] = {
+    "float32": ONE,
+    "strided": np.broadcast_to(np.float32(0.1), (2, 2 * MANY, 64))[:, ::-2],
+    "int8": np.broadcast_to(np.int8(1), ONE.shape),
+    "big-endian": np.broadcast_to(np.array(1, ">f8"), ONE.shape),
+    "lists": [[[0.1] * 64] * MANY] * 2,
+    "list of arrays": [ONE[0], ONE[1]],
+    "__array__": Lazy(),
+}
+
+
+@pytest.mark.parametrize("v", ["the same", "float32"])
+@pytest.mark.parametrize("form", UNPAID)
+def test_an_append_that_does_not_fit_is_refused_before_its_values_are_converted(form: str, v: str) -> None:
+    """Law 9. Memory tells: a list or a value is there already, an array of so many is not."""
+    paged, contiguous = PagedKVCache(6, 2, 2, 2, 64), KVCache(6, 2, 2, 64)
+    paged.add_seq(0)
+    chunk = UNPAID[form], UNPAID[form if v == "the same" else v]
+    appends: dict[Any, Callable[[], None]] = {
+        OutOfBlocks: lambda: paged.append(0, 1, *chunk),
+        CacheFull: lambda: contiguous.append(1, *chunk),
+    }
+    for error, append in appends.items():
+        tracemalloc.start()
+        try:
+            with pytest.raises(error) as caught:
+                append()
+            assert tracemalloc.get_traced_memory()[1] < 2**20
+        finally:
+            tracemalloc.stop()
+        assert caught.value.needed == (MANY // 2 if error is OutOfBlocks else MANY)
+    assert (paged.num_free_blocks(), paged.seq_len(0, 1), contiguous.seq_len(1)) == (6, 0, 0)
+
+
+def test_lists_that_fit_to_the_last_position_are_appended() -> None:
+    paged, contiguous = PagedKVCache(3, 2, 1, 2, 1), KVCache(6, 1, 2, 1)
+    paged.add_seq(0)
+    k, v = [[[1]] * 6] * 2, [[[2]] * 6] * 2
+    paged.append(0, 0, k, v)
+    contiguous.append(0, k, v)
+    for found, expected in zip(paged.gather(0, 0), contiguous.gather(0), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert paged.num_free_blocks() == 0
+
+
+def test_without_a_dtype_arrays_stay_as_they_came() -> None:
+    k, v = np.ones((1, 2, 3), ">f8"), np.ones((1, 2, 3), np.int8)
+    found = as_chunk(k, v, 1, 3)
+    assert found[0] is k and found[1] is v
 
 
 def test_a_subclass_of_ndarray_is_taken_as_plain_values() -> None:

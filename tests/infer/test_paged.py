@@ -4,9 +4,11 @@ The laws that hold for every cache are checked by the kit (tests/testing/test_ch
 """
 
 import contextlib
+import copy
 import gc
 import os
 import pickle
+import tracemalloc
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -275,3 +277,44 @@ def test_an_empty_chunk_is_refused_by_name(cache: PagedKVCache) -> None:
     with pytest.raises(ValueError, match="T is 0; it must be at least 1"):
         put(cache, 0, 0)
     assert view(cache, (0,))[1] == [0, 0]
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps], ids=lambda how: how.__name__)
+def test_a_copy_is_refused_and_says_what_to_do(how: Callable[[Any], object]) -> None:
+    class Own(PagedKVCache):
+        pass
+
+    for cls in (PagedKVCache, Own):
+        with cls(**SIZES) as cache:
+            cache.add_seq(0)
+            put(cache, 0, 3)
+            before = view(cache, (0,))
+            for held in (cache, [cache]):
+                if held is cache or how is not copy.copy:
+                    with pytest.raises(
+                        TypeError, match=f"^a {cls.__name__} can be neither copied .* fork a seq"
+                    ):
+                        how(held)
+            assert view(cache, (0,)) == before
+
+
+def test_views_in_place_stay_read_only(cache: PagedKVCache) -> None:
+    cache.add_seq(0)
+    put(cache, 0, 5)
+    for pair in cache.gather_runs(0, 0):
+        bases: list[Any] = [array.base for array in pair]
+        for part in (*pair, *bases):
+            with pytest.raises(ValueError, match="WRITEABLE"):
+                part.flags.writeable = True
+    put(cache, 0, 1)  # the cache itself still writes
+    assert cache.seq_len(0) == 6
+
+
+def test_the_books_take_as_much_as_the_docstring_says() -> None:
+    tracemalloc.start()
+    try:
+        cache = PagedKVCache(2**16, 1, 1, 1, 1)
+        held = tracemalloc.get_traced_memory()[0] / cache.num_blocks
+    finally:
+        tracemalloc.stop()
+    assert f"{round(held)} bytes a block" in str(PagedKVCache.__doc__)

@@ -39,10 +39,29 @@ def as_layer(layer: Any, n_layers: int) -> int:
     return index
 
 
-def as_chunk(k: Any, v: Any, n_kv_heads: int, d_head: int, dtype: DTypeLike) -> Chunk:
-    """K and V of one chunk as arrays `[n_kv_heads, T, d_head]` of `dtype`; T may be 0 here.
+def told_tokens(k: Any, v: Any, n_kv_heads: int, d_head: int) -> int:
+    """T, if it can be told from the lengths of nested lists alone; 0 if not, and for arrays.
 
-    A value is rounded once, by NumPy's cast, without a warning (law 3): overflow becomes an infinity.
+    Lists take long to become arrays, which may be far larger than they are, for a list can hold one thing
+    many times. So an append of lists is priced first. What has to be asked for its values is not priced here.
+    """
+    if isinstance(k, np.ndarray) and isinstance(v, np.ndarray):
+        return 0  # their shapes cost nothing
+    if not (isinstance(k, list | tuple | np.ndarray) and isinstance(v, list | tuple | np.ndarray)):
+        return 0
+    try:
+        heads, tokens, dims = len(k), len(k[0]), len(k[0][0])
+        same = (heads, tokens, dims) == (len(v), len(v[0]), len(v[0][0]))
+    except (TypeError, LookupError):
+        return 0
+    return tokens if same and (heads, dims) == (n_kv_heads, d_head) else 0
+
+
+def as_chunk(k: Any, v: Any, n_kv_heads: int, d_head: int, dtype: DTypeLike | None = None) -> Chunk:
+    """K and V of one chunk as arrays `[n_kv_heads, T, d_head]`, integers or floats; T may be 0 here.
+
+    With a `dtype`, a value is rounded once, by NumPy's cast, without a warning (law 3): overflow becomes an
+    infinity. Without, the arrays are as they came, and nothing is copied that was an array.
     The arrays may share memory with the arguments: write them before control returns to the caller.
 
     Raises:
@@ -60,5 +79,7 @@ def as_chunk(k: Any, v: Any, n_kv_heads: int, d_head: int, dtype: DTypeLike) -> 
         arrays.append(array)
     if arrays[0].shape != arrays[1].shape:
         raise ValueError(f"k has shape {arrays[0].shape} but v has {arrays[1].shape}; they must be equal")
+    if dtype is None:
+        return arrays[0], arrays[1]
     with np.errstate(all="ignore"):
         return arrays[0].astype(dtype, copy=False), arrays[1].astype(dtype, copy=False)

@@ -7,12 +7,13 @@ logit. All of its arrays are made at once, so a sequence of 20 positions holds a
 The source is module L8.2, the contiguous KV cache, as the chapter "Paged KV cache in Python" describes it.
 """
 
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from tinyllm.infer.arguments import as_chunk, as_integer, as_layer, as_size
+from tinyllm.infer.arguments import as_chunk, as_integer, as_layer, as_size, told_tokens
+from tinyllm.infer.memory import read_only
 
 
 class CacheFull(RuntimeError):  # noqa: N818 - a sibling of OutOfBlocks
@@ -69,20 +70,20 @@ class KVCache:
             v: like `k`.
 
         Raises:
-            CacheFull: the layer would grow past `max_len`.
+            CacheFull: the layer would grow past `max_len`; no value has been rounded by then.
             IndexError: `layer` is out of range.
             ValueError: an empty chunk, a wrong shape, or K and V that differ.
             TypeError: a layer that is no integer; values that are neither integers nor floats.
         """
-        k, v = as_chunk(k, v, self.n_kv_heads, self.d_head, self.dtype)
+        if told := told_tokens(k, v, self.n_kv_heads, self.d_head):
+            self._stop(layer, told)  # refused before lists become arrays
+        k, v = as_chunk(k, v, self.n_kv_heads, self.d_head)
         tokens = as_size("T", k.shape[1])
         layer = as_layer(layer, self.n_layers)
-        start = self._lens[layer]
-        stop = start + tokens
-        if stop > self.max_len:
-            raise CacheFull(stop, self.max_len)
-        self._k[layer, :, start:stop] = k
-        self._v[layer, :, start:stop] = v
+        start, stop = self._lens[layer], self._stop(layer, tokens)
+        with np.errstate(all="ignore"):  # the assignments round
+            self._k[layer, :, start:stop] = k
+            self._v[layer, :, start:stop] = v
         self._lens[layer] = stop
 
     def gather(self, layer: int) -> tuple[NDArray[np.floating[Any]], NDArray[np.floating[Any]]]:
@@ -95,9 +96,7 @@ class KVCache:
         """
         layer = as_layer(layer, self.n_layers)
         stop = self._lens[layer]
-        k, v = self._k[layer, :, :stop], self._v[layer, :, :stop]
-        k.flags.writeable = v.flags.writeable = False
-        return k, v
+        return read_only(self._k[layer, :, :stop]), read_only(self._v[layer, :, :stop])
 
     def truncate(self, length: int) -> None:
         """Cut every layer to at most `length` positions.
@@ -109,13 +108,21 @@ class KVCache:
             raise ValueError(f"length {length} is outside [0, {max(self._lens)}], the longest layer's length")
         self._lens = [min(n, length) for n in self._lens]
 
-    def copy(self) -> "KVCache":
-        """An equal of this cache in memory of its own; it costs as much. Raises MemoryError."""
-        twin = KVCache(self.max_len, self.n_layers, self.n_kv_heads, self.d_head, self.dtype)
+    def copy(self) -> Self:
+        """An equal of this cache in memory of its own; it costs as much. Raises MemoryError.
+
+        `copy.copy` does the same. A subclass's other attributes are shared.
+        """
+        twin = type(self).__new__(type(self))
+        vars(twin).update(vars(self))
+        twin._k, twin._v = np.zeros(self._k.shape, self.dtype), np.zeros(self._v.shape, self.dtype)
         for layer, n in enumerate(self._lens):
             twin._k[layer, :, :n], twin._v[layer, :, :n] = self._k[layer, :, :n], self._v[layer, :, :n]
         twin._lens = self._lens.copy()
         return twin
+
+    def __copy__(self) -> Self:
+        return self.copy()
 
     @property
     def nbytes(self) -> int:
@@ -128,3 +135,10 @@ class KVCache:
         Raises IndexError: no such layer. TypeError: the layer is not an integer.
         """
         return self._lens[as_layer(layer, self.n_layers)]
+
+    def _stop(self, layer: int, tokens: int) -> int:
+        """The layer's length after an append of `tokens` positions. Raises CacheFull."""
+        stop = self.seq_len(layer) + tokens
+        if stop > self.max_len:
+            raise CacheFull(stop, self.max_len)
+        return stop

@@ -11,6 +11,7 @@ import math
 import mmap
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,11 +52,12 @@ def copied(window: Half) -> Half:
     return window.copy()
 
 
-def read_only(array: Half) -> Half:
-    """A view of `array` that cannot be written through, and neither can views of it."""
-    view = array.view()
-    view.flags.writeable = False
-    return view
+def read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """A view of `array` that cannot be written through, and neither can views of it.
+
+    An array's own flag could be set again, here or at the view's `base`; a read-only buffer refuses that.
+    """
+    return np.asarray(array.data.toreadonly())
 
 
 def runs(blocks: Sequence[int]) -> list[tuple[int, int]]:

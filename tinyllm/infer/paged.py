@@ -10,13 +10,13 @@ statement can want memory [10]. The source is the chapter "Paged KV cache in Pyt
 """
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tinyllm.infer import books
-from tinyllm.infer.arguments import as_chunk, as_integer, as_layer, as_size
+from tinyllm.infer.arguments import as_chunk, as_integer, as_layer, as_size, told_tokens
 from tinyllm.infer.memory import Half, copied, read_only, runs, views, zeros
 
 
@@ -39,7 +39,8 @@ class _Sequence(NamedTuple):
 class PagedKVCache:
     """Keys and values of many sequences, float16, in one pool of fixed-size blocks. Not thread-safe.
 
-    A call that raises has changed nothing [10]; after `close` every call raises ValueError [14].
+    A call that raises has changed nothing [10]; after `close` every call raises ValueError [14]. To copy or
+    pickle a cache is a TypeError: `fork` copies a sequence. The books take 48 bytes a block beside the pool.
 
     Args:
         num_blocks: blocks in the pool, at most `2**31 - 1`, since block tables are int32.
@@ -105,12 +106,14 @@ class PagedKVCache:
             v: like `k`.
 
         Raises:
-            OutOfBlocks: the append needs more blocks than are free [9].
+            OutOfBlocks: the append needs more blocks than are free [9]; no value has been rounded by then.
             KeyError: `seq_id` is not live. IndexError: `layer` is out of range.
             ValueError: an empty chunk, a wrong shape, or K and V that differ [15].
             TypeError: an id or layer that is no integer; values that are neither integers nor floats [15].
         """
-        k, v = as_chunk(k, v, self.n_kv_heads, self.d_head, np.float16)
+        if told := told_tokens(k, v, self.n_kv_heads, self.d_head):
+            self._afford(seq_id, layer, told)  # refused before lists become arrays
+        k, v = as_chunk(k, v, self.n_kv_heads, self.d_head)
         tokens = as_size("T", k.shape[1])
         layer = as_layer(layer, self.n_layers)
         table, lens = self._live(seq_id)
@@ -123,12 +126,13 @@ class PagedKVCache:
         # Write: into claimed blocks, and into slots past this layer's length in blocks held by no one else.
         taken, counts = self._claim(blocks, shared, need) if need else ((), ())
         slot, done = start % size, 0
-        for a, b in runs(blocks):
-            at = a * size + slot
-            n = min(b * size - at, tokens - done)
-            self._k[layer, :, at : at + n] = k[:, done : done + n]
-            self._v[layer, :, at : at + n] = v[:, done : done + n]
-            slot, done = 0, done + n
+        with np.errstate(all="ignore"):  # the assignments round [3]
+            for a, b in runs(blocks):
+                at = a * size + slot
+                n = min(b * size - at, tokens - done)
+                self._k[layer, :, at : at + n] = k[:, done : done + n]
+                self._v[layer, :, at : at + n] = v[:, done : done + n]
+                slot, done = 0, done + n
         # Commit
         table[first : first + len(blocks)] = blocks
         for block, count in counts:
@@ -254,6 +258,10 @@ class PagedKVCache:
         free = f"{len(self._free)} of {self.num_blocks} blocks free"
         return f"<{type(self).__name__}: {free}, {len(self._seqs)} sequences>"
 
+    def __reduce__(self) -> NoReturn:
+        what = f"a {type(self).__name__} can be neither copied nor pickled, for its pool is its own"
+        raise TypeError(f"{what}; fork a sequence, or append what gather returns to another cache")
+
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError("the cache is closed")
@@ -279,6 +287,14 @@ class PagedKVCache:
         blocks = table[first:last]
         shared = [i for i, block in enumerate(blocks) if refs[block] > 1]
         return first, blocks, shared, len(shared) + max(0, last - len(table))
+
+    def _afford(self, seq_id: int, layer: int, tokens: int) -> None:
+        """Raise OutOfBlocks if an append of `tokens` positions would [9]."""
+        layer = as_layer(layer, self.n_layers)
+        table, lens = self._live(seq_id)
+        *_, need = self._plan(table, lens[layer], lens[layer] + tokens)
+        if need > self.num_free_blocks():
+            raise OutOfBlocks(need, self.num_free_blocks())
 
     def _claim(self, blocks: list[int], shared: list[int], need: int) -> tuple[Iterable[int], Iterable[Any]]:
         """Put free blocks into `blocks`, at `shared` copies of what is there; also the counts to come."""

@@ -1,8 +1,9 @@
 """How much memory a KV cache takes, how many blocks a pool needs, and what a pool in use wastes.
 
 Sizes are those of `PagedKVCache`: B positions in a block, L layers, H key/value heads of D dimensions. Memory
-is counted in bytes of K and V together, without block tables and Python's own objects. A size below 1 is a
-ValueError, one that is no integer a TypeError, as for the caches.
+is counted in bytes of K and V together. The books of a pool come on top: 48 bytes a block, held or free, and
+8 for each entry of a table. A size below 1 is a ValueError, one that is no integer a TypeError, as for the
+caches.
 """
 
 from collections.abc import Iterable
