@@ -2,6 +2,7 @@
 
 import os
 import struct
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from gguf import GGMLQuantizationType, dequantize
 
 from tinyllm.infer.attention import in_place
-from tinyllm.infer.gguf_file import TYPES
+from tinyllm.infer.gguf_file import TYPES, Values
 from tinyllm.infer.kvcache import KVCache
 from tinyllm.infer.llama import toy
 from tinyllm.infer.weights import GGUF, QUICK, ModelError, config, load
@@ -254,6 +255,8 @@ def tensor(name: str, shape: tuple[int, ...], offset: int, type_: int = 0) -> by
         (struct.pack(">4sIQQ", b"GGUF", 3, 0, 0), "is of GGUF version 50331648; .* little-endian"),
         (HEADER + struct.pack("<QQ", 2**63, 0), "has no room for 9,223,372,036,854,775,808 tensors"),
         (HEADER + struct.pack("<QQ", 0, 2**40), "has no room for 1,099,511,627,776 metadata values"),
+        (HEADER + struct.pack("<QQ", 65_537, 0) + bytes(32 * 65_537), "65,537 tensors; at most 65,536 are"),
+        (HEADER + struct.pack("<QQ", 0, 65_537) + bytes(13 * 65_537), "65,537 metadata values; at most"),
         (HEADER + struct.pack("<QQQ", 0, 1, 2**62) + bytes(20), "of 52 bytes, byte 4,611,686,018,427,387,9"),
         (HEADER + struct.pack("<QQ", 0, 1) + key("k", 13, bytes(8)), "k has type 13, which is none"),
         (HEADER + struct.pack("<QQ", 0, 1) + key("k", 9, struct.pack("<IQ", 9, 1)), "type 9, which is not"),
@@ -278,6 +281,46 @@ def test_a_damaged_file_is_refused(tmp_path: Path, data: bytes, message: str) ->
     path.write_bytes(data)
     with pytest.raises(ModelError, match=f"odd.gguf .*{message}"):
         GGUF(path)
+
+
+@pytest.mark.parametrize(
+    ("type_", "values"),
+    [(0, bytes(1 << 20)), (10, bytes(1 << 20)), (8, struct.pack("<Q3s", 3, b"abc") * (1 << 16))],
+)
+def test_a_list_that_nobody_asks_for_takes_no_memory(tmp_path: Path, type_: int, values: bytes) -> None:
+    path = tmp_path / "long.gguf"
+    count = len(values) // {0: 1, 10: 8, 8: 11}[type_]
+    listed = key("k", 9, struct.pack("<IQ", type_, count) + values)
+    path.write_bytes(HEADER + struct.pack("<QQ", 0, 1) + listed)
+    GGUF(path)  # what is imported or cached once
+    tracemalloc.start()
+    file = GGUF(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 18
+    assert file.get("k", Values).count == count
+
+
+def test_lists_are_read_when_they_are_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "lists.gguf"
+    lists = {"h": (2, struct.pack("<3H", 1, 2, 65535)), "s": (8, struct.pack("<Q1sQ", 1, b"a", 0))}
+    lists |= {"q": (7, b"\0\1"), "none": (8, b"")}
+    counts = {"h": 3, "s": 2, "q": 2, "none": 0}
+    data = b"".join(key(k, 9, struct.pack("<IQ", t, counts[k]) + v) for k, (t, v) in lists.items())
+    path.write_bytes(HEADER + struct.pack("<QQ", 0, 4) + data)
+    file = GGUF(path)
+    assert (file.numbers("h").tolist(), file.numbers("h").dtype) == ([1, 2, 65535], np.dtype("<u2"))
+    assert file.numbers("q").tolist() == [False, True]
+    assert file.strings("s") == ["a", ""]
+    for name, read in (("h", file.strings), ("s", file.numbers), ("none", file.strings)):
+        with pytest.raises(ModelError, match=f"lists.gguf has {name}, which is no list of "):
+            read(name)
+    with pytest.raises(ModelError, match=r"does not say x"):
+        file.strings("x")
+    os.truncate(path, 40)
+    for name, read in (("h", file.numbers), ("s", file.strings)):
+        with pytest.raises(ModelError, match=r"lists.gguf is truncated or damaged"):
+            read(name)
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path, write: Write) -> None:

@@ -4,14 +4,16 @@ The `gguf` package reads these files too, but makes arrays of every token's text
 twentieth of one. What a quantised number means is left to that package; see `weights`.
 
 A file is checked as a whole when it is opened: what is truncated, overlaps, or is not as the format has it is
-refused, and nothing is allocated that the file is not long enough for. The source is the format's own text,
-ggml's `docs/gguf.md`; like llama.cpp, this wants tensors to lie in the order of their list, without gaps.
+refused, and nothing is allocated that the file is not long enough for. Lists in the metadata are checked, but
+read when they are asked for: nobody asks for most. The source is the format's own text, ggml's
+`docs/gguf.md`; like llama.cpp, this wants tensors to lie in the order of their list, without gaps.
 """
 
 import math
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,12 +28,27 @@ SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 """Types of a value that have one size, and how `struct` calls them; there are two more."""
 STRING, ARRAY = 8, 9
 
+MOST = 65_536
+"""Metadata values of a file, and tensors: each becomes an object, which takes many times its bytes."""
+
 TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 """The tensor types that are read: those of which a test knows what their bytes mean."""
 
 
 class ModelError(ValueError):
     """A model that is missing, damaged, or none that this decoder can run; the message says which."""
+
+
+@dataclass(frozen=True)
+class Values:
+    """Where a list in the metadata lies in the file, and as what; `GGUF.strings` or `numbers` reads it."""
+
+    type: int  # STRING, or one of SCALARS
+    count: int
+    start: int  # from the beginning of the file
+
+    def __repr__(self) -> str:
+        return f"a list of {self.count}"
 
 
 @dataclass(frozen=True)
@@ -51,27 +68,25 @@ class Tensor:
 
 
 class GGUF:
-    """A GGUF file: its metadata and its list of tensors. It is read once, and not kept open.
+    """A GGUF file: its metadata and its list of tensors. It is not kept open.
 
     Args:
         path: the file.
 
     Attributes:
         path: likewise.
-        metadata: values by key: numbers, bools, strings, and lists of one of these.
+        metadata: values by key: numbers, bools, strings, and where lists of one of these lie.
         tensors: by name, in the order of the file.
 
     Raises:
-        ModelError: it cannot be read, is no GGUF file, is damaged, or has a tensor of a type not in `TYPES`.
+        ModelError: it cannot be read, is no GGUF file, is damaged, has more than `MOST` metadata values or
+            tensors, or a tensor of a type not in `TYPES`.
     """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        try:
-            with self.path.open("rb") as file:
-                self._read(_Reader(file, self.path.name))
-        except OSError as error:
-            raise ModelError(f"{self.path} cannot be read: {error.strerror}") from error
+        with self._opened() as reader:
+            self._read(reader)
 
     def get(self, key: str, kind: type[T]) -> T:
         """A value that has to be there, and of this type.
@@ -83,9 +98,40 @@ class GGUF:
             raise ModelError(f"{self.path.name} does not say {key}")
         value = self.metadata[key]
         if type(value) is not kind:  # not isinstance: True is no number
-            shown = f"a list of {len(value)}" if isinstance(value, list) else repr(value)
-            raise ModelError(f"{self.path.name}: {key} is {shown}; it must be of type {kind.__name__}")
+            wanted = "a list" if kind is Values else f"of type {kind.__name__}"
+            raise ModelError(f"{self.path.name}: {key} is {value!r}; it must be {wanted}")
         return value
+
+    def strings(self, key: str) -> list[str]:
+        """A list of strings that has to be there, and to have some.
+
+        Raises:
+            ModelError: it is not, or the file has been changed since it was opened.
+        """
+        values = self._values(key, "strings", {STRING})
+        with self._opened(values.start) as reader:
+            return [reader.string(key) for _ in range(values.count)]
+
+    def numbers(self, key: str) -> NDArray[Any]:
+        """A list of numbers, `[count]` of the type in the file; errors as for `strings`."""
+        values = self._values(key, "numbers", SCALARS.keys())
+        kind = np.dtype(SCALARS[values.type]).newbyteorder("<")
+        with self._opened(values.start) as reader:
+            return np.frombuffer(reader.take(values.count * kind.itemsize), kind)
+
+    def _values(self, key: str, what: str, types: Collection[int]) -> Values:
+        values = self.get(key, Values)
+        if values.type not in types or not values.count:
+            raise ModelError(f"{self.path.name} has {key}, which is no list of {what}")
+        return values
+
+    @contextmanager
+    def _opened(self, at: int = 0) -> Iterator["_Reader"]:
+        try:
+            with self.path.open("rb") as file:
+                yield _Reader(file, self.path.name, at)
+        except OSError as error:
+            raise ModelError(f"{self.path} cannot be read: {error.strerror}") from error
 
     def raw(self, tensor: Tensor) -> NDArray[np.uint8]:
         """The bytes of a tensor, a row for each of its rows.
@@ -107,7 +153,7 @@ class GGUF:
         if (version := reader.number("I")) not in {2, 3}:
             raise reader.error(f"is of GGUF version {version}; versions 2 and 3, little-endian, are read")
         # Of the least an entry takes, not more than the file has room for.
-        tensors, values = reader.count(32, "tensors"), reader.count(13, "metadata values")
+        tensors, values = reader.few(32, "tensors"), reader.few(13, "metadata values")
         self.metadata = self._collect(reader, values, "key", _value)
         alignment = self.metadata.get("general.alignment", 32)
         if type(alignment) is not int or alignment < 8 or alignment & (alignment - 1):
@@ -139,23 +185,33 @@ class GGUF:
 class _Reader:
     """Little-endian values, one after the other; never more than the file holds."""
 
-    def __init__(self, file: BinaryIO, name: str) -> None:
+    def __init__(self, file: BinaryIO, name: str, at: int = 0) -> None:
         self.size = os.fstat(file.fileno()).st_size
-        self.at = 0
-        self._read = file.read
+        self.at = at
+        file.seek(at)
+        self._file = file
         self._name = name
 
     def error(self, text: str) -> ModelError:
         return ModelError(f"{self._name} {text}")
 
     def take(self, count: int) -> bytes:
+        self._advance(count)
+        if len(data := self._file.read(count)) != count:
+            raise self.error("has been changed while it was read")
+        return data
+
+    def skip(self, count: int) -> None:
+        self._advance(count)
+        self._file.seek(self.at)
+
+    def _advance(self, count: int) -> None:
         self.at += count
         # Compared first: a length that makes no sense must not be allocated.
-        if self.at > self.size or len(data := self._read(count)) != count:
+        if self.at > self.size:
             raise self.error(
                 f"is truncated or damaged: of {self.size:,} bytes, byte {self.at - 1:,} is needed"
             )
-        return data
 
     def number(self, code: str) -> Any:
         form = "<" + code
@@ -167,8 +223,13 @@ class _Reader:
             raise self.error(f"is truncated or damaged: it has no room for {count:,} {what}")
         return count
 
+    def few(self, least: int, what: str) -> int:
+        if (count := self.count(least, what)) > MOST:
+            raise self.error(f"has {count:,} {what}; at most {MOST:,} are read")
+        return count
+
     def string(self, what: str) -> str:
-        data = self.take(self.number("Q"))
+        data = self.take(int.from_bytes(self.take(8), "little"))  # `number` takes longer, and there are many
         try:
             return data.decode()
         except UnicodeDecodeError as error:
@@ -185,13 +246,18 @@ def _value(reader: _Reader, key: str) -> Any:
     if type_ != ARRAY:
         raise reader.error(f"is damaged: {key} has type {type_}, which is none")
     inner = reader.number("I")
-    if inner == STRING:
-        return [reader.string(key) for _ in range(reader.count(8, f"strings of {key}"))]
-    if inner not in SCALARS:
+    if inner != STRING and inner not in SCALARS:
         raise reader.error(f"has {key}, a list of values of type {inner}, which is not read")
-    size = struct.calcsize(SCALARS[inner])
-    count = reader.count(size, f"numbers of {key}")
-    return list(struct.unpack(f"<{count}{SCALARS[inner]}", reader.take(count * size)))
+    size = 8 if inner == STRING else struct.calcsize(SCALARS[inner])
+    values = Values(
+        inner, reader.count(size, f"{'strings' if inner == STRING else 'numbers'} of {key}"), reader.at
+    )
+    if inner == STRING:
+        for _ in range(values.count):
+            reader.string(key)
+    else:
+        reader.skip(values.count * size)
+    return values
 
 
 def _entry(reader: _Reader, name: str) -> tuple[int, tuple[int, ...], int]:

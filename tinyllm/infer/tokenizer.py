@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from tinyllm.infer.gguf_file import GGUF, ModelError
 
 PRE = ("smollm",)
@@ -48,8 +50,8 @@ class Tokenizer:
         for key, known in {"model": ("gpt2",), "pre": PRE}.items():
             if (kind := file.get(f"tokenizer.ggml.{key}", str)) not in known:
                 raise self._error(f"has tokenizer.ggml.{key} {kind!r}; what is known is {', '.join(known)}")
-        tokens = self._list(file, "tokens", str)
-        kinds = self._list(file, "token_type", int)
+        tokens = file.strings("tokenizer.ggml.tokens")
+        kinds = file.numbers("tokenizer.ggml.token_type")
         if len(kinds) != len(tokens):
             raise self._error(f"has {len(tokens)} tokens, and types of {len(kinds)}")
         self._ids = {token: i for i, token in enumerate(tokens)}
@@ -57,14 +59,14 @@ class Tokenizer:
             twice = next(token for i, token in enumerate(tokens) if self._ids[token] != i)
             raise self._error(f"has the token {twice!r} twice")
         self._tokens = tokens
-        self._control = {i for i, kind in enumerate(kinds) if kind == CONTROL}
-        own = {i for i, kind in enumerate(kinds) if kind == USER_DEFINED}
+        self._control = set(np.flatnonzero(kinds == CONTROL).tolist())
+        own = set(np.flatnonzero(kinds == USER_DEFINED).tolist())
         self._whole = self._control | own
         letters = set().union(*(token for i, token in enumerate(tokens) if i not in self._whole))
         if strange := sorted(letters - set(ALPHABET.values())):
             raise self._error(f"has tokens with {strange[0]!r}, which stands for no byte")
         self.lost = bytes(byte for byte, letter in sorted(ALPHABET.items()) if letter not in self._ids)
-        self._bpe = self._merger(self._list(file, "merges", str))
+        self._bpe = self._merger(file.strings("tokenizer.ggml.merges"))
         self._cut_all, self._cut_own = self._cutter(self._whole), self._cutter(own)
         self.eos = self._id(file, "eos_token_id")
         self.bos = self._id(file, "bos_token_id") if "tokenizer.ggml.bos_token_id" in file.metadata else None
@@ -146,12 +148,6 @@ class Tokenizer:
 
     def _error(self, text: str) -> ModelError:
         return ModelError(f"{self._name} {text}")
-
-    def _list(self, file: GGUF, key: str, kind: type[Any]) -> list[Any]:
-        values = file.get(f"tokenizer.ggml.{key}", list)
-        if not values or type(values[0]) is not kind:  # a list is of one type throughout
-            raise self._error(f"has tokenizer.ggml.{key} that is no list of {kind.__name__}")
-        return values
 
     def _id(self, file: GGUF, key: str) -> int:
         value = file.get(f"tokenizer.ggml.{key}", int)

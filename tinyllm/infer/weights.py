@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinyllm.infer.attention import Attention, gathered
-from tinyllm.infer.gguf_file import GGUF, ModelError, Tensor
+from tinyllm.infer.gguf_file import GGUF, ModelError, Tensor, Values
 from tinyllm.infer.llama import Array, LayerWeights, Llama, LlamaConfig, Weights, layer_shapes
 
 __all__ = ["GGUF", "ModelError", "config", "load"]
@@ -120,8 +120,8 @@ def config(file: GGUF) -> LlamaConfig:
         if (size := _whole(file, key, bound)) != bound:
             raise ModelError(f"{file.path.name}: llama.{key} is {size}; it must be {bound}")
     tokens = file.metadata.get("tokenizer.ggml.tokens")
-    if isinstance(tokens, list) and len(tokens) != vocab:
-        raise ModelError(f"{file.path.name} names {len(tokens)} tokens; token_embd.weight has {vocab} rows")
+    if isinstance(tokens, Values) and tokens.count != vocab:
+        raise ModelError(f"{file.path.name} names {tokens.count} tokens; token_embd.weight has {vocab} rows")
     layers = _whole(file, "block_count")
     if layers > len(file.tensors):  # before anything is made for each
         raise ModelError(f"{file.path.name} says {layers} layers; it has {len(file.tensors)} tensors")
@@ -162,8 +162,7 @@ def _no_strange_settings(file: GGUF) -> None:
     for key, value in file.metadata.items():
         space, _, setting = key.partition(".")
         if space == "llama" and setting not in READ and value not in NEUTRAL.get(setting, ()):
-            shown = f"a list of {len(value)}" if isinstance(value, list) else repr(value)
-            raise ModelError(f"{file.path.name} has {key}, {shown}, which this decoder does not do")
+            raise ModelError(f"{file.path.name} has {key}, {value!r}, which this decoder does not do")
 
 
 def _no_strange_tensors(file: GGUF, sizes: LlamaConfig) -> None:
