@@ -74,13 +74,69 @@ def test_lines_of_json_say_each_what_they_want(invoke: Invoke, model: Path, tmp_
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, lines)))
     rows, _ = answers(invoke("batch", "p.jsonl", "--max-tokens", 5, "--model", model, "--json"))
     llama, tokenizer = load(model), Tokenizer(GGUF(model))
-    chat = tokenizer.encode(tokenizer.chat([{"role": "user", "content": "hello"}]), special=True)
+    chat = tokenizer.chat([{"role": "user", "content": "hello"}])
     assert [row["prompt_ids"] for row in rows] == [tokenizer.encode("hello"), [5, 6, 7], chat]
     assert len(rows[0]["ids"]) == 3
     assert (
         rows[1]["ids"]
         == generate(llama, [5, 6, 7], max_tokens=5, sampling=Sampling(1, 0.9, 4)).outputs[0].ids
     )
+
+
+def test_lines_end_with_a_line_feed_alone(invoke: Invoke, model: Path, tmp_path: Path) -> None:
+    texts = ["he\u2028llo", "h\x85e", "a\x0cb", "a\x0bb\x1cc", "a\rb"]
+    lines = [json.dumps({"prompt": text}, ensure_ascii=False) for text in texts[:2]] + texts[2:]
+    (tmp_path / "p.txt").write_bytes(b"\xef\xbb\xbf" + "\r\n".join([*lines, " \x0c ", ""]).encode())
+    rows, _ = answers(invoke("batch", "p.txt", "--max-tokens", 1, "--model", model, "--json"))
+    tokenizer = Tokenizer(GGUF(model))
+    assert [row["prompt_ids"] for row in rows] == [tokenizer.encode(text) for text in texts]
+
+
+def test_a_line_draws_with_the_seed_of_the_run_plus_its_number(
+    invoke: Invoke, model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "p.txt").write_text('hello\n\nhello\nhello\n{"prompt": "hello", "seed": 4}\n')
+    arguments = ("--max-tokens", 6, "--temperature", 1.2, "--model", model)
+    rows, _ = answers(invoke("batch", "p.txt", *arguments, "--seed", 7, "--json"))
+    assert [(row["line"], row["seed"]) for row in rows] == [(1, 8), (3, 10), (4, 11), (5, 4)]
+    assert len({tuple(row["ids"]) for row in rows}) == 4
+    for row in rows:
+        alone = invoke("generate", "hello", *arguments, "--seed", row["seed"], "--json")
+        assert json.loads(alone.stdout)["ids"] == [row["ids"]]
+    shown = invoke("batch", "p.txt", *arguments, "--seed", 7).stdout
+    for text in ("1 (seed 8) ", "2 (seed 10) ", "4 (seed 4) "):
+        assert text in shown
+    assert "seed" not in invoke("batch", "p.txt", "--max-tokens", 6, "--model", model).stdout
+
+
+def test_stop_texts_of_all_lines_and_of_one(invoke: Invoke, model: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer(GGUF(model))
+    plain = generate(load(model), tokenizer.encode("hello"), max_tokens=9).outputs[0].ids
+    first, second = (tokenizer.decode(plain[at : at + 2]) for at in (2, 5))
+    lines: list[dict[str, Any]] = [
+        {"prompt": "hello"},
+        {"prompt": "hello", "stop": second},
+        {"prompt": "hello", "stop": ["never", second]},
+        {"prompt_ids": tokenizer.encode("hello")},
+        {"prompt": "hello", "stop": []},
+    ]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    rows, _ = answers(
+        invoke("batch", "p.jsonl", "--max-tokens", 9, "--stop", first, "--model", model, "--json")
+    )
+    assert [len(row["ids"]) for row in rows] == [4, 7, 7, 4, 9]
+    assert [row["finish"] for row in rows] == ["stop"] * 4 + ["length"]
+    texts = [tokenizer.decode(plain[:n]) for n in (2, 5, 5, 2, 9)]
+    assert [row["text"] for row in rows] == texts
+
+
+def test_a_message_in_a_batch_is_text(invoke: Invoke, model: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer(GGUF(model))
+    end = tokenizer.decode([tokenizer.eos], special=True)
+    (tmp_path / "p.txt").write_text(f"he{end}")
+    for chat, ends in (([], 0), (["--chat"], 1)):
+        rows, _ = answers(invoke("batch", "p.txt", "--max-tokens", 1, "--model", model, "--json", *chat))
+        assert rows[0]["prompt_ids"].count(tokenizer.eos) == ends
 
 
 @pytest.mark.parametrize(
@@ -100,6 +156,12 @@ def test_lines_of_json_say_each_what_they_want(invoke: Invoke, model: Path, tmp_
         ('{"prompt": ""}', "line 1: the prompt is empty"),
         ("he\n" + "h" * 300, "line 2: the prompt has 300 tokens; the model takes at most 256"),
         ('{"prompt": "a", "max_tokens": 0}', "line 1: max_tokens is 0; it must be at least 1"),
+        ('{"prompt": "a", "stop": 3}', "line 1: stop is 3; it must be a list"),
+        ('{"prompt": "a", "stop": ["b", 3]}', "line 1: stop has 3; it must be a str, or a list of them"),
+        ('{"prompt": "a", "stop": ""}', "line 1: a stop text is empty"),
+        ('{"prompt": "a", "max_tokens": ' + "9" * 5000 + "}", "line 1 is no JSON: Exceeds the limit"),
+        ('{"prompt": ' * 9999, "line 1 is no JSON: maximum recursion depth"),
+        ('{"prompt": "a", "temperature": 1' + "0" * 400 + "}", "line 1: int too large to convert to float"),
         (b"\xff\xfe", "cannot read prompts.txt"),
     ],
 )

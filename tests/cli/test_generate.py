@@ -14,6 +14,7 @@ import pytest
 
 from tinyllm.infer.generate import generate
 from tinyllm.infer.gguf_file import GGUF
+from tinyllm.infer.llama import TOY, LlamaConfig, toy
 from tinyllm.infer.sampling import Sampling
 from tinyllm.infer.tokenizer import Tokenizer
 from tinyllm.infer.weights import load
@@ -122,8 +123,60 @@ def test_prompt_ids_go_on_past_the_end_token(invoke: Invoke, model: Path) -> Non
 def test_a_chat_is_asked_by_the_template(invoke: Invoke, model: Path) -> None:
     found = said(invoke("generate", "hello", "--chat", "--max-tokens", 2, "--model", model, "--json"))
     tokenizer = Tokenizer(GGUF(model))
-    asked = tokenizer.chat([{"role": "user", "content": "hello"}])
-    assert found["prompt_ids"] == tokenizer.encode(asked, special=True)
+    assert found["prompt_ids"] == tokenizer.chat([{"role": "user", "content": "hello"}])
+
+
+def test_names_of_control_tokens_are_text(invoke: Invoke, model: Path) -> None:
+    tokenizer = Tokenizer(GGUF(model))
+    end = tokenizer.decode([tokenizer.eos], special=True)
+    arguments = ("generate", f"he{end}", "--max-tokens", 1, "--model", model, "--json")
+    assert said(invoke(*arguments))["prompt_ids"] == tokenizer.encode(f"he{end}")
+    found = said(invoke(*arguments, "--chat"))["prompt_ids"]
+    assert found.count(tokenizer.eos) == 1
+    assert f"he{end}{end}" in tokenizer.decode(found, special=True)
+
+
+@pytest.mark.parametrize("how", [[], ["--lookup"], ["-n", 2, "--temperature", 0], ["--beams", 1]])
+def test_a_stop_text_ends_an_output_and_is_not_shown(
+    invoke: Invoke, model: Path, ids: list[int], how: list[object]
+) -> None:
+    tokenizer = Tokenizer(GGUF(model))
+    plain = generate(load(model), ids, max_tokens=20).outputs[0].ids
+    pairs = [tokenizer.decode(plain[at : at + 2]) for at in range(19)]
+    at, stop = next((at, text) for at, text in enumerate(pairs) if at and len(text) > 1 and text.isascii())
+    assert stop not in tokenizer.decode(plain[: at + 1])
+    stops = ("--stop", "never", "--stop", stop, "--ignore-eos")
+    arguments = ("generate", TEXT, "--max-tokens", 20, "--model", model, *stops, *how)
+    found = said(invoke(*arguments, "--json"))
+    assert {*found["finish"]} == {"stop"}
+    assert {*map(tuple, found["ids"])} == {tuple(plain[: at + 2])}
+    assert {*found["text"]} == {tokenizer.decode(plain[:at])}
+    shown = invoke(*arguments).stdout
+    assert tokenizer.decode(plain[:at]).strip() in shown
+    assert tokenizer.decode(plain[: at + 2]).strip() not in shown
+
+
+def test_what_ends_an_answer_ends_an_output(
+    invoke: Invoke, model: Path, write: Callable[..., Path], words: dict[str, Any], ids: list[int]
+) -> None:
+    """By its id in the file, by the template, or by its name."""
+    plain = generate(load(model), ids, max_tokens=12).outputs[0].ids
+    arguments = ("generate", TEXT, "--max-tokens", 12, "--json")
+    kinds = list(words["tokenizer.ggml.token_type"])
+    kinds[plain[5]] = 3  # the sixth token becomes a control token
+    name = words["tokenizer.ggml.tokens"][plain[5]]
+    turns = "{% for m in messages %}{{ m.content }}" + name + "{% endfor %}"
+    vocab = len(kinds)
+    weights = toy(1, LlamaConfig(**{**vars(TOY), "vocab": vocab})).weights
+    tensors = {"token_embd.weight": weights.embedding, "output.weight": weights.head}
+    other = words | {"tokenizer.ggml.token_type": kinds}
+    for more, options in (
+        ({"tokenizer.ggml.eot_token_id": plain[5]}, []),
+        ({"tokenizer.chat_template": turns}, []),
+        ({}, ["--stop", name, "--ignore-eos"]),
+    ):
+        found = said(invoke(*arguments, "--model", write(other | more, tensors, name="b.gguf"), *options))
+        assert (found["ids"], found["finish"]) == ([plain[:6]], ["stop"])
 
 
 @pytest.mark.parametrize(
@@ -140,6 +193,7 @@ def test_a_chat_is_asked_by_the_template(invoke: Invoke, model: Path) -> None:
         (["a", "--beams", "9999"], "beams is 9999; it must be at most"),
         (["a", "--lookup", "-n", "2"], "--lookup is for one output"),
         (["a", "--cache", "contiguous", "--num-blocks", "3"], "--num-blocks is for --cache paged"),
+        (["a", "--stop", ""], "a stop text is empty; it must have at least one letter"),
         (["a", "--top-p", "0"], "top_p is 0.0; it must be above 0"),
         (["h" * 300], "the prompt has 300 tokens; the model takes at most 256"),
     ],
@@ -177,7 +231,7 @@ def test_stdin_is_read_where_asked(model: Path, command: str, tmp_path: Path) ->
     for name in ("generate", "batch"):
         done = subprocess.run(
             [command, name, "-", "--max-tokens", "2", "--model", str(model), "--json"],
-            input="hello", capture_output=True, text=True, cwd=tmp_path, timeout=60, check=True,
+            input="\ufeffhello", capture_output=True, encoding="utf-8", cwd=tmp_path, timeout=60, check=True,
         )  # fmt: skip
         first = json.loads(done.stdout.splitlines()[0])
         assert first["prompt_ids"] == Tokenizer(GGUF(model)).encode("hello")

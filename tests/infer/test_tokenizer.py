@@ -122,8 +122,12 @@ def test_the_ids_that_a_model_needs(make: Make) -> None:
 def test_chat_follows_the_template(make: Make) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
     expected = "<|start|>system\nBe brief.<|end|>\n<|start|>user\nhello<|end|>\n<|start|>"
-    assert make().chat(messages) == expected
-    assert make(ggml__bos_token_id=None, chat_template="{{ bos_token }}.").chat(messages) == "."
+    tokenizer = make()
+    ids = tokenizer.chat(messages)
+    assert tokenizer.decode(ids, special=True) == expected
+    assert ids == tokenizer.encode(expected, special=True)
+    other = make(ggml__bos_token_id=None, chat_template="{{ bos_token }}.")
+    assert other.decode(other.chat(messages), special=True) == "."
 
 
 @pytest.mark.parametrize(

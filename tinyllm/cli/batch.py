@@ -1,27 +1,26 @@
 """`tinyllm batch`: many prompts on one pool, however small."""
 
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.markup import escape
 
-from tinyllm.cli.grade import progress_bar
+from tinyllm.cli.grade import at_least, progress_bar
 from tinyllm.cli.language import (
     INTERRUPTED,
     USAGE,
     BlockSize,
     Chat,
-    Draws,
     Loaded,
     MaxTokens,
+    StopTexts,
     TopP,
     load,
+    read,
     show,
     temperature_option,
     usage_errors,
@@ -31,6 +30,7 @@ from tinyllm.cli.screen import fail, terminal
 
 if TYPE_CHECKING:
     from tinyllm.infer.batch import Batch, Finished, Request
+    from tinyllm.infer.stops import Stops
 
 BUDGET = 1 << 30  # bytes that a pool takes at most, unless told otherwise
 FIELDS: dict[str, tuple[type, ...]] = {
@@ -41,8 +41,18 @@ FIELDS: dict[str, tuple[type, ...]] = {
     "temperature": (int, float),
     "top_p": (int, float),
     "seed": (int,),
+    "stop": (str, list),
 }
 """What a line of JSON may say, and its types."""
+
+Seed = Annotated[
+    int,
+    typer.Option(
+        parser=at_least(0),
+        metavar="N",
+        help="Of what is drawn: line 1 of the file draws with N + 1, and so on.",
+    ),
+]
 
 
 def batch(
@@ -50,7 +60,8 @@ def batch(
         str,
         typer.Argument(
             metavar="FILE",
-            help='A prompt a line; or JSON lines such as {"prompt": "Hi", "max_tokens": 9}. `-` reads stdin.',
+            help='A prompt a line; or JSON lines such as {"prompt": "Hi", "max_tokens": 9}. `-` reads stdin. '
+            "Prompts are text throughout: names of control tokens in them are spelled out.",
         ),
     ],
     num_blocks: Annotated[
@@ -65,7 +76,8 @@ def batch(
     max_tokens: MaxTokens = 64,
     temperature: Annotated[float, temperature_option("0")] = 0.0,
     top_p: TopP = 1.0,
-    seed: Draws = 0,
+    seed: Seed = 0,
+    stop: StopTexts = None,
     chat: Chat = False,
     model: ModelFile = None,
     as_json: Annotated[
@@ -77,14 +89,17 @@ def batch(
     Requests are admitted while there are blocks. When blocks run out, the youngest gives its own back and is
     computed once more later: a small pool costs time, and changes no token.
 
-    A line of JSON may have prompt or prompt_ids, chat, max_tokens, temperature, top_p and seed; the options
-    say the rest. Ctrl-C keeps what is finished.
+    A line of JSON may have prompt or prompt_ids, chat, max_tokens, temperature, top_p, seed and stop (a text
+    or a list); the options say the rest. Ctrl-C keeps what is finished.
+
+    A line without a seed has --seed plus its number, 1 for the first of the file; it is shown, and
+    `tinyllm generate` draws the same with it.
     """
     lines = _lines(file)
     loaded = load(model)
-    draws = {"temperature": temperature, "top_p": top_p, "seed": seed}
+    draws = {"temperature": temperature, "top_p": top_p, "stop": stop or []}
     defaults = {"max_tokens": max_tokens, "chat": chat, **draws}
-    requests = [_request(loaded, number, line, defaults) for number, line in lines]
+    asked = [_asked(loaded, number, line, defaults | {"seed": seed + number}) for number, line in lines]
 
     from tinyllm.infer.batch import Batch, checked  # noqa: PLC0415
     from tinyllm.infer.planning import blocks_for_budget, blocks_for_lengths  # noqa: PLC0415
@@ -92,49 +107,58 @@ def batch(
 
     config = loaded.llama.config
     needs = []
-    for request, (number, _) in zip(requests, lines):
-        with _naming(number):
-            ids, most = checked(config, request)
+    for one in asked:
+        with _naming(one.line):
+            ids, most = checked(config, one.request)
             needs.append(blocks_for_lengths([len(ids) + most - 1], block_size))
     sizes = (block_size, config.n_layers, config.n_kv_heads, config.d_head)
     blocks = _blocks(num_blocks, needs, blocks_for_budget(BUDGET, *sizes))
     if blocks < max(needs):
-        number = lines[needs.index(max(needs))][0]
+        number = asked[needs.index(max(needs))].line
         told = f"line {number} may need {max(needs)} blocks, but the pool has {blocks} in all"
         fail(USAGE, f"{told}. The least pool for this file is --num-blocks {max(needs)}")
     with usage_errors(sum(needs)):
         run = Batch(loaded.llama, new_pool(config, blocks, block_size))
-        for request in requests:
-            run.submit(request)
-        _drain(loaded, run, requests, sum(needs), as_json=as_json)
+        for one in asked:
+            run.submit(one.request)
+        _drain(run, asked, sum(needs), as_json=as_json)
 
 
 def _lines(file: str) -> list[tuple[int, str]]:
     """The lines with something on them, and their numbers."""
-    try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        fail(USAGE, f"cannot read {file}: {error}")
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    split = read(file).split("\n")  # not splitlines: U+2028 and others are text, in JSON too
+    lines = [(number, line.removesuffix("\r")) for number, line in enumerate(split, 1) if line.strip()]
     if not lines:
         fail(USAGE, f"{file} has no prompt in it")
     return lines
 
 
-def _request(loaded: Loaded, number: int, line: str, defaults: Mapping[str, Any]) -> "Request":
+class _Asked(NamedTuple):
+    line: int
+    request: "Request"
+    stops: "Stops"
+
+
+def _asked(loaded: Loaded, number: int, line: str, defaults: Mapping[str, Any]) -> _Asked:
     from tinyllm.infer.batch import Request  # noqa: PLC0415
     from tinyllm.infer.sampling import Sampling  # noqa: PLC0415
+    from tinyllm.infer.stops import Stops  # noqa: PLC0415
 
-    asked: dict[str, Any] = {"prompt": line}
-    if line.lstrip().startswith("{"):
-        asked = _object(number, line)
-    asked = {**defaults, **asked}
+    said: dict[str, Any] = {"prompt": line}
+    if line.lstrip(" \t").startswith("{"):
+        said = _object(number, line)
+    said = {**defaults, **said}
+    texts = [said["stop"]] if isinstance(said["stop"], str) else said["stop"]
     with _naming(number):
-        sampling = Sampling(asked["temperature"], asked["top_p"], asked["seed"])
-        if "prompt_ids" in asked:
-            return Request(asked["prompt_ids"], asked["max_tokens"], sampling)
-        ids = loaded.encode(asked["prompt"], chat=asked["chat"])
-        return Request(ids, asked["max_tokens"], sampling, [loaded.tokenizer.eos])
+        sampling = Sampling(said["temperature"], said["top_p"], said["seed"])
+        if strange := [text for text in texts if not isinstance(text, str)]:
+            raise ValueError(f"stop has {json.dumps(strange[0])}; it must be a str, or a list of them")
+        stops = Stops(loaded.tokenizer, texts)
+        if "prompt_ids" in said:
+            ids, ends = said["prompt_ids"], stops.ids
+        else:
+            ids, ends = loaded.encode(said["prompt"], chat=said["chat"]), loaded.tokenizer.ends | stops.ids
+    return _Asked(number, Request(ids, said["max_tokens"], sampling, ends, stops), stops)
 
 
 @contextmanager
@@ -142,14 +166,14 @@ def _naming(number: int) -> Iterator[None]:
     """End the command with a message that names the line, where a value on it is wrong."""
     try:
         yield
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         fail(USAGE, f"line {number}: {error}")
 
 
 def _object(number: int, line: str) -> dict[str, Any]:
     try:
         asked = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also a number of too many digits
         fail(USAGE, f"line {number} is no JSON: {error}")
     for name, value in asked.items():
         if name not in FIELDS:
@@ -172,26 +196,26 @@ def _blocks(text: str | None, needs: list[int], most: int) -> int:
     return int(number) if number == text else max(*needs, sum(needs) * int(number) // 100)
 
 
-def _drain(loaded: Loaded, run: "Batch", requests: "list[Request]", need: int, *, as_json: bool) -> None:
+def _drain(run: "Batch", asked: list[_Asked], need: int, *, as_json: bool) -> None:
     found: dict[int, Finished] = {}
     shown = 0
     start = perf_counter()
     stopped = False
     with progress_bar(terminal(stderr=True)) as bar:
-        task = bar.add_task("answering", total=len(requests))
+        task = bar.add_task("answering", total=len(asked))
         try:
             while not run.idle:
                 found |= {finished.number: finished for finished in run.step()}
                 bar.update(task, completed=len(found))
                 while shown in found:
-                    _tell(loaded, requests[shown], found[shown], as_json=as_json)
+                    _tell(asked[shown], found[shown], as_json=as_json)
                     shown += 1
         except KeyboardInterrupt:
             found |= {finished.number: finished for finished in run.finished}
             stopped = True
     seconds = perf_counter() - start
     for number in sorted(found.keys() - range(shown)):  # only where it was interrupted
-        _tell(loaded, requests[number], found[number], as_json=as_json)
+        _tell(asked[number], found[number], as_json=as_json)
     facts = {**vars(run.figures), "blocks": run.cache.num_blocks, "blocks_needed": need, "seconds": seconds}
     used = facts.pop("used")
     if as_json:
@@ -199,19 +223,21 @@ def _drain(loaded: Loaded, run: "Batch", requests: "list[Request]", need: int, *
     else:
         terminal().print(f"[dim]{escape(_line(facts))}[/dim]", soft_wrap=True, highlight=False)
     if stopped:
-        left = len(requests) - len(found)
-        fail(
-            INTERRUPTED, f"interrupted: {len(found)} of {len(requests)} requests are finished, {left} are not"
-        )
+        left = len(asked) - len(found)
+        fail(INTERRUPTED, f"interrupted: {len(found)} of {len(asked)} requests are finished, {left} are not")
 
 
-def _tell(loaded: Loaded, request: "Request", finished: "Finished", *, as_json: bool) -> None:
-    text = loaded.tokenizer.decode(finished.ids)
+def _tell(asked: _Asked, finished: "Finished", *, as_json: bool) -> None:
+    text = asked.stops.decode(finished.ids)
+    sampling = asked.request.sampling
     if as_json:
-        ids = {"index": finished.number, "prompt_ids": list(request.ids), "ids": finished.ids, "text": text}
-        print(json.dumps({**ids, "finish": finished.finish, "preemptions": finished.preemptions}), flush=True)  # noqa: T201
+        row: dict[str, Any] = {"index": finished.number, "line": asked.line, "seed": sampling.seed}
+        row |= {"prompt_ids": list(asked.request.ids), "ids": finished.ids, "text": text}
+        row |= {"finish": finished.finish, "preemptions": finished.preemptions}
+        print(json.dumps(row), flush=True)  # noqa: T201
         return
-    terminal().print(f"[bold]{finished.number + 1}[/bold] ", end="")
+    drawn = f" [dim](seed {sampling.seed})[/dim]" if sampling.temperature else ""
+    terminal().print(f"[bold]{finished.number + 1}[/bold]{drawn} ", end="", highlight=False)
     show(f"{text.strip()}\n")
 
 

@@ -18,6 +18,7 @@ from tinyllm.cli.language import (
     Draws,
     Loaded,
     MaxTokens,
+    StopTexts,
     TopP,
     load,
     read,
@@ -31,12 +32,17 @@ from tinyllm.cli.screen import fail, terminal
 if TYPE_CHECKING:
     from tinyllm.infer.generate import Figures
     from tinyllm.infer.sequences import Sequences
+    from tinyllm.infer.stops import Stops
 
 
 def generate(
     prompt: Annotated[
         str | None,
-        typer.Argument(metavar="[PROMPT]", help="The text to go on from; `-` reads it from stdin."),
+        typer.Argument(
+            metavar="[PROMPT]",
+            help="The text to go on from; `-` reads it from stdin. It is text throughout: the name of a "
+            "control token is spelled out, and only --prompt-ids can give the token.",
+        ),
     ] = None,
     cache: Annotated[
         Literal["paged", "contiguous"], typer.Option(help="Where keys and values are kept.")
@@ -55,6 +61,7 @@ def generate(
     lookup: Annotated[
         bool, typer.Option("--lookup", help="Draft tokens from the text so far, and check several in a pass.")
     ] = False,
+    stop: StopTexts = None,
     chat: Chat = False,
     block_size: BlockSize = 16,
     num_blocks: Annotated[
@@ -70,13 +77,15 @@ def generate(
         str | None,
         typer.Option(
             metavar="1,2,3",
-            help="Token ids, not a text. Nothing but --max-tokens ends an output then, unless --eos does.",
+            help="Token ids, not a text. Only --max-tokens and --stop end an output then, unless --eos does.",
         ),
     ] = None,
     eos: Annotated[
         bool | None,
         typer.Option(
-            "--eos/--ignore-eos", help="End at the model's end token.", show_default="--eos for texts"
+            "--eos/--ignore-eos",
+            help="End at the tokens that end the model's answers.",
+            show_default="--eos for texts",
         ),
     ] = None,
     model: ModelFile = None,
@@ -105,12 +114,17 @@ def generate(
     if cache == "contiguous" and num_blocks:
         fail(USAGE, "--num-blocks is for --cache paged")
     loaded = load(model)
-    with usage_errors():
-        ids = _ids(prompt_ids, loaded) if prompt is None else loaded.encode(read(prompt), chat=chat)
-    temperature = (SPREAD if n > 1 else 0.0) if temperature is None else temperature
-    ends = [loaded.tokenizer.eos] if (prompt is not None if eos is None else eos) else []
 
-    from tinyllm.infer.planning import blocks_for_lengths  # noqa: PLC0415 - imports NumPy
+    from tinyllm.infer.stops import Stops  # noqa: PLC0415 - imports NumPy
+
+    with usage_errors():
+        stops = Stops(loaded.tokenizer, stop or [])
+        text = read(prompt).replace("\r\n", "\n") if prompt == "-" else prompt
+        ids = _ids(prompt_ids, loaded) if text is None else loaded.encode(text, chat=chat)
+        ends = loaded.tokenizer.ends if (text is not None if eos is None else eos) else frozenset()
+    temperature = (SPREAD if n > 1 else 0.0) if temperature is None else temperature
+
+    from tinyllm.infer.planning import blocks_for_lengths  # noqa: PLC0415
     from tinyllm.infer.sequences import Contiguous, Paged, new_pool  # noqa: PLC0415
 
     config = loaded.llama.config
@@ -123,7 +137,7 @@ def generate(
             if cache == "contiguous"
             else Paged(new_pool(config, num_blocks or enough, block_size))
         )
-        asked = _Asked(ids, place, max_tokens, ends, as_json)
+        asked = _Asked(ids, place, max_tokens, ends | stops.ids, stops, as_json)
         if beams:
             outputs, figures = _search(loaded, asked, beams)
         else:
@@ -146,7 +160,8 @@ class _Asked(NamedTuple):
     ids: list[int]
     place: "Sequences"
     max_tokens: int
-    stop: list[int]
+    ends: frozenset[int]
+    stops: "Stops"
     as_json: bool
 
 
@@ -192,10 +207,11 @@ def _stream(
         max_tokens=asked.max_tokens,
         sampling=Sampling(*chosen),
         n=n,
-        stop=asked.stop,
+        stop=asked.ends,
+        until=asked.stops,
         lookup=lookup,
     )
-    texts = [loaded.tokenizer.stream() for _ in range(n)]
+    texts = [asked.stops.stream() for _ in range(n)]
     said = [""] * n
     alone = n == 1 and not asked.as_json
     quiet = terminal(stderr=True)
@@ -215,9 +231,10 @@ def _stream(
                 raise
             for output in going.outputs:
                 output.finish = output.finish or "interrupted"
-    said = [text + rest.end() for text, rest in zip(said, texts)]
+    rests = [text.end() for text in texts]
+    said = [text + rest for text, rest in zip(said, rests)]
     if alone:
-        show("\n")
+        show(f"{rests[0]}\n")
     elif not asked.as_json:
         for i, text in enumerate(said):
             terminal().print(f"[bold]{i + 1}[/bold] ", end="")
@@ -236,14 +253,15 @@ def _search(loaded: Loaded, asked: _Asked, beams: int) -> "tuple[list[_Said], Fi
             beams=beams,
             cache=asked.place,
             max_tokens=asked.max_tokens,
-            stop=asked.stop,
+            stop=asked.ends,
+            until=asked.stops,
         )
     if not asked.as_json:
         for beam in found:
             mark = ", greedy" if beam.greedy else ""
             terminal().print(f"[bold]{beam.score:.2f}[/bold][dim]{mark}[/dim] ", end="", highlight=False)
-            show(f"{loaded.tokenizer.decode(beam.ids).strip()}\n")
-    said = [_Said(list(b.ids), loaded.tokenizer.decode(b.ids), b.finish, b.score) for b in found]
+            show(f"{asked.stops.decode(beam.ids).strip()}\n")
+    said = [_Said(list(b.ids), asked.stops.decode(b.ids), b.finish, b.score) for b in found]
     return said, figures
 
 

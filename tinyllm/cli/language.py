@@ -24,7 +24,21 @@ TopP = Annotated[
     float, typer.Option(metavar="P", help="Draw from the likeliest tokens with this share of probability.")
 ]
 Draws = Annotated[int, typer.Option(parser=at_least(0), metavar="N", help="Of what is drawn.")]
-Chat = Annotated[bool, typer.Option("--chat", help="Ask the model as a user does, by its chat template.")]
+Chat = Annotated[
+    bool,
+    typer.Option(
+        "--chat",
+        help="Ask the model as a user does, by its chat template; control tokens are the template's alone.",
+    ),
+]
+StopTexts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--stop",
+        metavar="TEXT",
+        help="End an output where it says TEXT, which is not shown; can be given several times.",
+    ),
+]
 BlockSize = Annotated[int, typer.Option(parser=at_least(1), metavar="B", help="Positions in a block.")]
 
 
@@ -47,11 +61,7 @@ class Loaded(NamedTuple):
     def encode(self, text: str, *, chat: bool) -> list[int]:
         """The ids of a prompt, by the chat template if asked. Raises ValueError: it is empty or too long."""
         own = self.tokenizer
-        ids = (
-            own.encode(own.chat([{"role": "user", "content": text}]), special=True)
-            if chat
-            else own.encode(text)
-        )
+        ids = own.chat([{"role": "user", "content": text}]) if chat else own.encode(text)
         if own.add_bos and own.bos is not None and not chat:
             ids = [own.bos, *ids]
         if not ids:
@@ -72,12 +82,19 @@ def load(file: Path | None) -> Loaded:
         gguf = weights.GGUF(model.find() if file is None else file)
         return Loaded(weights.load(gguf), Tokenizer(gguf))
     except (ModelError, OSError, MemoryError) as error:
-        fail(USAGE, str(error))
+        fail(USAGE, str(error) or f"{file} takes more memory than there is")
 
 
-def read(text: str) -> str:
-    """The text, or what stdin has where it is `-`."""
-    return sys.stdin.read() if text == "-" else text
+def read(file: str) -> str:
+    """The text of a file, or of stdin where it is `-`: line ends as they are, no byte-order mark.
+
+    What cannot be read, or is no UTF-8, ends the command.
+    """
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        return data.decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        fail(USAGE, f"cannot read {file}: {error}")
 
 
 @contextmanager
@@ -91,7 +108,7 @@ def usage_errors(enough: int = 0) -> Iterator[None]:
         print(flush=True)  # noqa: T201 - what has been said stays on a line of its own
         fail(USAGE, f"the pool ran dry: {error}. With --num-blocks {enough} it cannot")
     except (ValueError, MemoryError) as error:
-        fail(USAGE, str(error))
+        fail(USAGE, str(error) or "there is not enough memory")
 
 
 def show(text: str) -> None:

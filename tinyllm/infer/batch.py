@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tinyllm.infer.arguments import as_integer, as_size
+from tinyllm.infer.generate import Until, never
 from tinyllm.infer.llama import Llama, LlamaConfig
 from tinyllm.infer.paged import OutOfBlocks, PagedKVCache
 from tinyllm.infer.planning import blocks_for_lengths, waste
@@ -44,12 +45,14 @@ class Request:
         max_tokens: tokens to generate at most, at least 1.
         sampling: how to choose them.
         stop: ids that end the output; the one that does is its last.
+        until: as for `generate`.
     """
 
     ids: Sequence[int]
     max_tokens: int = 64
     sampling: Sampling = field(default_factory=Sampling)
     stop: Collection[int] = ()
+    until: Until = never
 
 
 @dataclass
@@ -207,7 +210,7 @@ class Batch:
             return
         active.ids.append(active.request.sampling.pick(logits, active.random))
         self.figures.new_tokens += 1
-        stopped = active.ids[-1] in active.request.stop
+        stopped = active.ids[-1] in active.request.stop or active.request.until(active.ids)
         if not stopped and len(active.ids) < active.most:
             return
         finish = "stop" if stopped else "length"

@@ -5,7 +5,7 @@ its most likely continuations; the best of all offers go on. One place is kept f
 plain beam search can lose: so the best beam is never worse than greedy's.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinyllm.infer.arguments import as_size
-from tinyllm.infer.generate import Figures, as_sequences
+from tinyllm.infer.generate import Figures, Until, as_sequences, never
 from tinyllm.infer.llama import Llama
 from tinyllm.infer.paged import PagedKVCache
 from tinyllm.infer.planning import bytes_per_token
@@ -28,7 +28,7 @@ class Beam:
     ids: tuple[int, ...]
     score: float
     greedy: bool
-    finish: str = ""  # `stop`: a stop token, its last id; `length`; empty while it goes on
+    finish: str = ""  # `stop`, with its last id; `length`; empty while it goes on
 
 
 def beam_search(
@@ -39,6 +39,7 @@ def beam_search(
     cache: PagedKVCache | Sequences | None = None,
     max_tokens: int = 64,
     stop: Collection[int] = (),
+    until: Until = never,
 ) -> tuple[list[Beam], Figures]:
     """The most likely continuations that a beam search finds, the best first.
 
@@ -49,6 +50,7 @@ def beam_search(
         cache: as for `generate`.
         max_tokens: tokens a beam at most, at least 1; fewer where the model's context ends.
         stop: ids that end a beam. It keeps its place, with its score, while others go on.
+        until: as for `generate`.
 
     Returns:
         K beams, equal scores in the order they were found, and what it took.
@@ -62,6 +64,12 @@ def beam_search(
     most = max(1, min(most, model.config.max_context - len(ids) + 1))
     sequences = as_sequences(cache, model, len(ids) + most, beams)
     config, figures, stops = model.config, Figures(prompt_tokens=len(ids)), frozenset(stop)
+
+    def finish(said: tuple[int, ...]) -> str:
+        if said[-1] in stops or until(said):
+            return "stop"
+        return "length" if len(said) == most else ""
+
     token_bytes = bytes_per_token(config.n_layers, config.n_kv_heads, config.d_head)
     figures.contiguous_bytes = beams * (len(ids) + most - 1) * token_bytes
 
@@ -72,7 +80,7 @@ def beam_search(
         rows = [model.forward(ids, sequences.layers(handles[0]), last_only=True)[0]]
         figures.prefill_seconds = perf_counter() - start
         while True:
-            found, parents = _best(found, rows, beams, stops, most)
+            found, parents = _best(found, rows, beams, finish)
             handles = _follow(sequences, handles, parents)
             figures.look(sequences)
             if not handles:
@@ -88,7 +96,7 @@ def beam_search(
 
 
 def _best(
-    found: list[Beam], rows: list[NDArray[np.float32]], beams: int, stop: frozenset[int], most: int
+    found: list[Beam], rows: list[NDArray[np.float32]], beams: int, finish: Callable[[tuple[int, ...]], str]
 ) -> tuple[list[Beam], list[int]]:
     """The beams that go on, the best first, and of each that is not finished which row it continues."""
     offers = [(beam, -1) for beam in found if beam.finish]
@@ -97,9 +105,8 @@ def _best(
         scores = log_probabilities(row)
         leader = int(row.argmax())
         for token in _top(scores, beams):
-            finish = "stop" if token in stop else "length" if len(beam.ids) + 1 == most else ""
-            greedy = beam.greedy and token == leader
-            offers.append((Beam((*beam.ids, token), beam.score + float(scores[token]), greedy, finish), i))
+            said, score = (*beam.ids, token), beam.score + float(scores[token])
+            offers.append((Beam(said, score, beam.greedy and token == leader, finish(said)), i))
     offers.sort(key=lambda offer: -offer[0].score)  # stable: of equals the first offer
     kept = offers[:beams]
     if not any(beam.greedy for beam, _ in kept):

@@ -30,6 +30,15 @@ LONGEST, SHORTEST = 4, 2  # tokens that have to have come up before: as many as 
 TIE = 1e-4  # a lead of the best logit up to which a pass over several tokens may pick another
 
 
+Until = Callable[[Sequence[int]], bool]
+"""Whether the ids of an output end it."""
+
+
+def never(_: Sequence[int]) -> bool:
+    """No ids end an output."""
+    return False
+
+
 class Step(NamedTuple):
     """A token, and which output it belongs to."""
 
@@ -39,7 +48,7 @@ class Step(NamedTuple):
 
 @dataclass
 class Output:
-    """What one output says so far, and why it ended: `stop`, a stop token (its last), or `length`."""
+    """What one output says so far, and why it ended: `stop`, with its last token, or `length`."""
 
     ids: list[int] = field(default_factory=list)
     finish: str = ""
@@ -105,6 +114,7 @@ class _Job:
     most: int  # tokens an output
     sampling: Sampling
     stop: frozenset[int]
+    until: Until
 
     def begin(self, made: Generation) -> tuple[int, Logits]:
         """The prompt in a sequence, and the logits after it."""
@@ -125,7 +135,7 @@ class _Job:
     def take(self, output: Output, token: int) -> bool:
         """Add a token; whether the output goes on."""
         output.ids.append(token)
-        if token in self.stop:
+        if token in self.stop or self.until(output.ids):
             output.finish = "stop"
         elif len(output.ids) == self.most:
             output.finish = "length"
@@ -141,11 +151,20 @@ def generate(
     sampling: Sampling | None = None,
     n: int = 1,
     stop: Collection[int] = (),
+    until: Until = never,
     lookup: bool = False,
 ) -> Result:
     """Generate up to `max_tokens` tokens after a prompt, n times; see `stream` for arguments and errors."""
     going = stream(
-        model, ids, cache=cache, max_tokens=max_tokens, sampling=sampling, n=n, stop=stop, lookup=lookup
+        model,
+        ids,
+        cache=cache,
+        max_tokens=max_tokens,
+        sampling=sampling,
+        n=n,
+        stop=stop,
+        until=until,
+        lookup=lookup,
     )
     for _ in going:
         pass
@@ -161,6 +180,7 @@ def stream(
     sampling: Sampling | None = None,
     n: int = 1,
     stop: Collection[int] = (),
+    until: Until = never,
     lookup: bool = False,
 ) -> Generation:
     """Generate token by token.
@@ -173,6 +193,7 @@ def stream(
         sampling: how to choose tokens; the most likely one if None.
         n: outputs, at least 1. The prompt is computed once for all of them.
         stop: ids that end an output; the one that does is its last.
+        until: asked after each token, with the ids of its output so far, whether they end it; see `stops`.
         lookup: draft tokens from the text so far. Greedy alone, and one output. The ids are those of a pass
             a token, unless one leads by no more than 1e-4: sums are rounded differently.
 
@@ -192,7 +213,8 @@ def stream(
         raise ValueError(
             f"lookup is for one greedy output, not for {n} at temperature {sampling.temperature}"
         )
-    job = _Job(model, ids, as_sequences(cache, model, len(ids) + most, n), most, sampling, frozenset(stop))
+    place = as_sequences(cache, model, len(ids) + most, n)
+    job = _Job(model, ids, place, most, sampling, frozenset(stop), until)
     return Generation(n, (lambda made: _drafted(job, made)) if lookup else (lambda made: _plain(job, made)))
 
 

@@ -10,11 +10,14 @@ has 21, some control characters, and bytes that begin rare characters or none; `
 import codecs
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from tinyllm.infer.gguf_file import GGUF, ModelError
+from tinyllm.infer.marks import Marks
+from tinyllm.infer.template import Template
 
 PRE = ("smollm",)
 """How texts are cut, by the names of `tokenizer.ggml.pre`."""
@@ -28,6 +31,8 @@ ALPHABET = {byte: chr(byte) for byte in _PRINTABLE}
 ALPHABET |= {byte: chr(0x100 + i) for i, byte in enumerate(b for b in range(256) if b not in ALPHABET)}
 _LATIN = str.maketrans({letter: chr(byte) for byte, letter in ALPHABET.items()})
 
+_ANSWER = "\U000f0000"  # a letter that no template writes
+
 
 class Tokenizer:
     """The tokenizer of a model.
@@ -37,7 +42,7 @@ class Tokenizer:
 
     Attributes:
         bos: the id that begins a text, or None.
-        eos: the id that ends an answer.
+        eos: the id that ends a text, by its name in the file.
         add_bos: whether the model wants `bos` before a text. `encode` does not add it.
         lost: the bytes that encoding loses.
 
@@ -67,25 +72,43 @@ class Tokenizer:
             raise self._error(f"has tokens with {strange[0]!r}, which stands for no byte")
         self.lost = bytes(byte for byte, letter in sorted(ALPHABET.items()) if letter not in self._ids)
         self._bpe = self._merger(file.strings("tokenizer.ggml.merges"))
-        self._cut_all, self._cut_own = self._cutter(self._whole), self._cutter(own)
+        self._cut_control, self._cut_own = self._cutter(self._control), self._cutter(own)
         self.eos = self._id(file, "eos_token_id")
-        self.bos = self._id(file, "bos_token_id") if "tokenizer.ggml.bos_token_id" in file.metadata else None
+        self.bos, eot, eom = (
+            self._id(file, key) if f"tokenizer.ggml.{key}" in file.metadata else None
+            for key in ("bos_token_id", "eot_token_id", "eom_token_id")
+        )
+        self._ends = frozenset(id_ for id_ in (self.eos, eot, eom) if id_ is not None)
         self.add_bos = file.metadata.get("tokenizer.ggml.add_bos_token") is True
+        ids = {"bos_token": self.bos, "eos_token": self.eos}
+        names = {name: "" if i is None else self._tokens[i] for name, i in ids.items()}
         template = file.metadata.get("tokenizer.chat_template")
-        self._template = template if isinstance(template, str) else None
+        self._template = Template(self._name, template, names) if isinstance(template, str) else None
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """The ids of a text, none added before or after it.
 
         Args:
             text: any text. What is not valid Unicode (half of a surrogate pair) counts as U+FFFD.
-            special: take the name of a control token, such as `<|im_end|>`, for that token. What `chat` gives
-                has to be read so; what strangers wrote must not, unless they may speak in the model's place.
+            special: take the name of a control token, such as `<|im_end|>`, for that token. What strangers
+                wrote must not be read so: they could speak in the model's place.
         """
-        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        cut = self._cut_all if special else self._cut_own
+        text = _unicode(text)
+        return self._encode(text, text if special else "")
+
+    def _encode(self, text: str, named: str, drop: str = "") -> list[int]:
+        """The ids of a text without the letter `drop`; `named`, as long, has the names of control tokens."""
         ids: list[int] = []
-        for i, part in enumerate(cut.split(text) if cut else [text]):  # every second one is a token
+        at = 0
+        for found in self._cut_control.finditer(named):
+            ids += self._plain(text[at : found.start()].replace(drop, ""))
+            ids.append(self._ids[found[0]])
+            at = found.end()
+        return ids + self._plain(text[at:].replace(drop, ""))
+
+    def _plain(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for i, part in enumerate(self._cut_own.split(text)):  # every second one is a token
             ids += [self._ids[part]] if i % 2 else self._bpe.encode(part, add_special_tokens=False).ids
         return ids
 
@@ -106,45 +129,56 @@ class Tokenizer:
         """The text of ids; what is not UTF-8 becomes U+FFFD. Arguments and errors as for `token`."""
         return b"".join(self.token(i, special=special) for i in ids).decode(errors="replace")
 
+    def control(self, name: str) -> int | None:
+        """The control token of this name, or None."""
+        return id_ if (id_ := self._ids.get(name)) in self._control else None
+
     def stream(self, *, special: bool = False) -> "Stream":
         """A decoder that is fed ids one by one; the texts it returns together are what `decode` gives."""
         return Stream(self, special=special)
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The prompt that asks for an answer to a conversation, by the model's own template.
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """The ids of the prompt that asks for an answer to a conversation, by the model's own template.
 
-        The template is a program in the file: it runs in Jinja's sandbox, which keeps it from the machine,
-        but not from taking long. A message's text is not escaped: it may hold names of control tokens.
+        What a message says is text, whatever it says: the names of control tokens in it are spelled out.
 
         Args:
             messages: with "role" ("system", "user" or "assistant") and "content", oldest first.
 
-        Returns:
-            The text, to be encoded with `special=True`.
-
         Raises:
-            ModelError: there is no template, it is wrong, or it refuses the messages.
+            ModelError: there is no template, it is wrong, refuses the messages, takes too long or too much,
+                or depends on what a message says, so that its text cannot be told from the template's.
         """
-        from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415 - the extra may be missing
-
         if self._template is None:
             raise self._error("has no chat template")
+        plain = [{name: _unicode(text) for name, text in message.items()} for message in messages]
+        names = [self._tokens[i] for i in self._control]
+        marks = Marks(names, [self._template.source, *(text for m in plain for text in m.values())])
+        wanted, *marked = self._template.render([plain, *marks.ways(plain)])
+        if isinstance(wanted, ModelError):
+            raise wanted
+        for text in marked:
+            if isinstance(text, str) and (found := marks.read(text)) and found.text == wanted:
+                return self._encode(found.marked, found.named, marks.inside)
+        raise self._error(
+            "has a chat template that depends on what a message says, "
+            "so that this one cannot be told from control tokens"
+        )
 
-        def refuse(message: str) -> None:
-            raise ModelError(message)
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """The ids that end an answer: those that the file names, and what its template writes after one.
 
-        names = {
-            name: "" if i is None else self._tokens[i]
-            for name, i in [("bos_token", self.bos), ("eos_token", self.eos)]
-        }
-        # These settings, and this function, are what templates are written for.
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = refuse
-        try:
-            template = environment.from_string(self._template)
-            return template.render(messages=[dict(m) for m in messages], add_generation_prompt=True, **names)
-        except Exception as error:  # a program of somebody else's: it can raise anything
-            raise self._error(f"has a chat template that fails: {error}") from error
+        Raises:
+            ModelError: the template takes too long or too much. One that is wrong is told by `chat` alone.
+        """
+        if self._template is None:
+            return self._ends
+        turn = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
+        [text] = self._template.render([turn], ask=False)
+        after = "" if isinstance(text, ModelError) else text.partition(_ANSWER)[2].lstrip()
+        found = self._cut_control.match(after)
+        return self._ends | {self._ids[found[0]]} if found else self._ends
 
     def _error(self, text: str) -> ModelError:
         return ModelError(f"{self._name} {text}")
@@ -169,10 +203,15 @@ class Tokenizer:
         bpe.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
         return bpe
 
-    def _cutter(self, ids: set[int]) -> re.Pattern[str] | None:
-        """Cuts texts at these tokens, the longest first; None if there are none."""
-        names = sorted((self._tokens[i] for i in ids), key=len, reverse=True)
-        return re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
+    def _cutter(self, ids: set[int]) -> re.Pattern[str]:
+        """Cuts texts at these tokens, the longest first."""
+        names = sorted(filter(None, (self._tokens[i] for i in ids)), key=len, reverse=True)
+        return re.compile(f"({'|'.join(map(re.escape, names)) or '(?!)'})")
+
+
+def _unicode(text: str) -> str:
+    """The text with U+FFFD for each half of a surrogate pair."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class Stream:

@@ -1,0 +1,68 @@
+"""The process in which chat templates run; `template` starts it. It imports nothing of this package."""
+
+import json
+import sys
+from typing import Any
+
+Message = dict[str, str]
+
+
+class TooLong(Exception):  # noqa: N818 - no fault of ours
+    """A template makes more than so many letters."""
+
+
+def serve() -> None:
+    """A line of JSON for a line of JSON, until there are no more."""
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        megabytes, letters = request.pop("megabytes"), request.pop("letters")
+        bound(megabytes << 20)
+        try:
+            conversations = request.pop("conversations")
+            answer: Any = [rendered(messages, letters, **request) for messages in conversations]
+        except MemoryError:
+            answer = f"takes more than {megabytes} MB of memory"
+        except TooLong as error:
+            answer = f"makes more than {error.args[0]:,} letters"
+        print(json.dumps(answer), flush=True)  # noqa: T201 - to the process that asks
+
+
+def bound(size: int) -> None:
+    """Let this process have so many bytes of address space at most, where the system knows such a bound."""
+    try:
+        import resource  # noqa: PLC0415 - of POSIX systems
+
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (size if hard < 0 else min(size, hard), hard))
+    except (ImportError, OSError, ValueError):
+        return
+
+
+def rendered(
+    messages: list[Message], letters: int, source: str, names: Message, *, ask: bool
+) -> tuple[str, str | None]:
+    """The text of a conversation, and why the template fails or None; MemoryError and TooLong pass."""
+
+    def refuse(message: str) -> None:
+        raise ValueError(message)
+
+    most = letters + 4 * sum(len(text) for message in messages for text in message.values())
+    text = ""
+    try:
+        from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415 - the extra may be missing
+
+        # These settings, and this function, are what templates are written for.
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.globals["raise_exception"] = refuse
+        template = environment.from_string(source)
+        for piece in template.generate(messages=messages, add_generation_prompt=ask, **names):
+            text += piece
+            if len(text) > most:
+                break
+    except MemoryError:
+        raise
+    except Exception as error:  # a program of somebody else's: it can raise anything
+        return "", str(error) or type(error).__name__
+    if len(text) > most:
+        raise TooLong(most)
+    return text, None
