@@ -161,6 +161,10 @@ def test_a_template_that_fails_or_breaks_out(make: Make, template: str | None, m
         ({"ggml__tokens": ["a", "b", "a"], "ggml__token_type": [1, 1, 1]}, "has the token 'a' twice"),
         ({"ggml__tokens": ["a", "b c"], "ggml__token_type": [1, 1]}, "has tokens with ' ', which stands"),
         ({"ggml__token_type": [1]}, "has 265 tokens, and types of 1"),
+        (
+            {"ggml__tokens": [f"<{i}>" for i in range(8193)], "ggml__token_type": [3] * 8000 + [4] * 193},
+            "has 8,193 control and user's tokens; at most 8,192 are read",
+        ),
         ({"ggml__merges": ["h e", "he y"]}, "has the merge 'he y', but 'hey' is no token"),
         ({"ggml__merges": ["he"]}, "has the merge 'he ', but '' is no token"),
         ({"ggml__eos_token_id": 265}, r"has tokenizer.ggml.eos_token_id 265; it must be in \[0, 265\)"),

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import lru_cache
 from typing import Any
 
 Message = dict[str, str]
@@ -38,24 +39,27 @@ def bound(size: int) -> None:
         return
 
 
-def rendered(
-    messages: list[Message], letters: int, source: str, names: Message, *, ask: bool
-) -> tuple[str, str | None]:
-    """The text of a conversation, and why the template fails or None; MemoryError and TooLong pass."""
+@lru_cache(1)
+def compiled(source: str) -> Any:
+    """A template, with the settings and the function that templates are written for."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415 - the extra may be missing
 
     def refuse(message: str) -> None:
         raise ValueError(message)
 
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals["raise_exception"] = refuse
+    return environment.from_string(source)
+
+
+def rendered(
+    messages: list[Message], letters: int, source: str, names: Message, *, ask: bool
+) -> tuple[str, str | None]:
+    """The text of a conversation, and why the template fails or None; MemoryError and TooLong pass."""
     most = letters + 4 * sum(len(text) for message in messages for text in message.values())
     text = ""
     try:
-        from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415 - the extra may be missing
-
-        # These settings, and this function, are what templates are written for.
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = refuse
-        template = environment.from_string(source)
-        for piece in template.generate(messages=messages, add_generation_prompt=ask, **names):
+        for piece in compiled(source).generate(messages=messages, add_generation_prompt=ask, **names):
             text += piece
             if len(text) > most:
                 break

@@ -25,6 +25,9 @@ PRE = ("smollm",)
 CONTROL, USER_DEFINED = 3, 4
 """Of `tokenizer.ggml.token_type`: tokens that are a name and no text; texts that are always one token."""
 
+WHOLE = 8192
+"""Tokens of these two types at most; models have from a few to a few hundred."""
+
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 ALPHABET = {byte: chr(byte) for byte in _PRINTABLE}
 """The letter of each byte: itself where that is printable Latin-1; the others have those from U+0100 up."""
@@ -67,6 +70,10 @@ class Tokenizer:
         self._control = set(np.flatnonzero(kinds == CONTROL).tolist())
         own = set(np.flatnonzero(kinds == USER_DEFINED).tolist())
         self._whole = self._control | own
+        if len(self._whole) > WHOLE:  # a search for so many names in a text takes long
+            raise self._error(
+                f"has {len(self._whole):,} control and user's tokens; at most {WHOLE:,} are read"
+            )
         letters = set().union(*(token for i, token in enumerate(tokens) if i not in self._whole))
         if strange := sorted(letters - set(ALPHABET.values())):
             raise self._error(f"has tokens with {strange[0]!r}, which stands for no byte")
