@@ -1,6 +1,7 @@
 """Chat templates: whose the words are, when an answer ends, and what a template may take."""
 
 import gc
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,25 @@ def test_a_template_that_runs_for_ever(monkeypatch: pytest.MonkeyPatch, source: 
     monkeypatch.setattr(template, "SECONDS", 0.5)
     with pytest.raises(ModelError, match=r"toy.gguf has a chat template that takes more than 0.5 seconds"):
         Template("toy.gguf", source, {}).render([user("")])
+
+
+def test_an_endless_template_ends_though_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(process: template.Process, request: str) -> None:
+        assert process.stdin is not None
+        process.stdin.write(request.encode() + b"\n")
+        process.stdin.flush()
+        raise Killed
+
+    monkeypatch.setattr(template, "_ask", killed)
+    monkeypatch.setattr(template, "SECONDS", -0.5)
+    made = Template("toy.gguf", LOOPS, {})
+    with pytest.raises(Killed):
+        made.render([user("")])
+    assert made._process is not None
+    assert made._process.wait(60) == -signal.SIGALRM
 
 
 def test_a_process_that_ends_is_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """The process in which chat templates run; `template` starts it. It imports nothing of this package."""
 
 import json
+import signal
 import sys
 from functools import lru_cache
 from typing import Any
@@ -18,6 +19,7 @@ def serve() -> None:
         request = json.loads(line)
         megabytes, letters = request.pop("megabytes"), request.pop("letters")
         bound(megabytes << 20)
+        alarm(request.pop("seconds"))
         try:
             conversations = request.pop("conversations")
             answer: Any = [rendered(messages, letters, **request) for messages in conversations]
@@ -26,6 +28,7 @@ def serve() -> None:
         except TooLong as error:
             answer = f"makes more than {error.args[0]:,} letters"
         print(json.dumps(answer), flush=True)  # noqa: T201 - to the process that asks
+        alarm(0)
 
 
 def bound(size: int) -> None:
@@ -37,6 +40,12 @@ def bound(size: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (size if hard < 0 else min(size, hard), hard))
     except (ImportError, OSError, ValueError):
         return
+
+
+def alarm(seconds: float) -> None:
+    """End this process after so many seconds, where the system can; 0 takes that back."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 @lru_cache(1)

@@ -55,9 +55,9 @@ class Template:
             weakref.finalize(self, _end, self._process)
         request = {"source": self.source, "names": self._names, "ask": ask}
         request |= {"conversations": [[dict(m) for m in messages] for messages in conversations]}
-        line, in_time = _ask(
-            self._process, json.dumps(request | {"megabytes": MEGABYTES, "letters": LETTERS})
-        )
+        # The process ends itself soon after, should this one be killed meanwhile.
+        request |= {"seconds": SECONDS + 1, "megabytes": MEGABYTES, "letters": LETTERS}
+        line, in_time = _ask(self._process, json.dumps(request))
         if not line:
             _end(self._process)
             late = f"takes more than {SECONDS:g} seconds"
