@@ -1,16 +1,19 @@
 """Chat templates: whose the words are, when an answer ends, and what a template may take."""
 
 import gc
+import json
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tinyllm.infer import template
+from tinyllm.infer import rendering, template
 from tinyllm.infer.gguf_file import GGUF, ModelError
 from tinyllm.infer.rendering import TooLong, rendered
 from tinyllm.infer.template import Template
@@ -220,6 +223,14 @@ def test_a_process_that_ends_is_started_anew(monkeypatch: pytest.MonkeyPatch) ->
     process.kill()
     process.wait()
     assert made.render([user("b"), user("c")]) == ["b", "c"]
+    process = made._process
+    assert process is not None
+    process.kill()
+    monkeypatch.setattr(process, "poll", lambda: None)  # it is found out only when it is asked
+    process.wait()
+    with pytest.raises(ModelError, match=r"toy.gguf has a chat template that ends its process"):
+        made.render([user("c")])
+    monkeypatch.undo()
     monkeypatch.setattr(template, "MEGABYTES", "no number")  # what the process cannot take in
     with pytest.raises(ModelError, match=r"toy.gguf has a chat template that ends its process"):
         made.render([user("c")])
@@ -267,3 +278,42 @@ def test_what_the_process_does() -> None:
     assert rendered(user("a"), 9, "{{ raise_exception('no') }}", {}, ask=False) == ("", "no")
     with pytest.raises(TooLong):
         rendered(user("a"), 9, "1" * 30, {}, ask=False)
+
+
+def test_the_process_answers_line_by_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bounds: list[float] = []
+    monkeypatch.setattr(rendering, "bound", bounds.append)
+    monkeypatch.setattr(rendering, "alarm", bounds.append)
+    task = {
+        "conversations": [user("a")],
+        "names": {},
+        "ask": True,
+        "megabytes": 2,
+        "letters": 9,
+        "seconds": 3,
+    }
+    sources = ("{{ messages[0].content }}", "{{ 'x' * 2**62 }}", "{{ 'x' * 99 }}", "{{ 1 / 0 }}")
+    lines = [json.dumps(task | {"source": source}).encode() for source in sources]
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=lines))
+    rendering.serve()
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
+        [["a", None]],
+        "takes more than 2 MB of memory",
+        "makes more than 29 letters",
+        [["", "division by zero"]],
+    ]
+    assert bounds == [2 << 20, 3, 0] * 4
+
+
+def test_a_bound_is_never_above_the_one_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr("resource.setrlimit", lambda _, both: given.append(both))
+    for hard in (-1, 50, 150):
+        monkeypatch.setattr("resource.getrlimit", lambda _, hard=hard: (hard, hard))
+        rendering.bound(100)
+    assert given == [(100, -1), (50, 50), (100, 150)]
+    monkeypatch.setitem(sys.modules, "resource", None)  # as on Windows
+    rendering.bound(100)
+    rendering.alarm(0)

@@ -96,6 +96,7 @@ def _ask(process: Process, request: str) -> tuple[bytes, bool]:
     except BrokenPipeError:
         return b"", late.is_alive()
     except BaseException:  # Ctrl-C: the answer must not be taken for that to another request
+        process.kill()
         _end(process)
         raise
     finally:
@@ -106,8 +107,4 @@ def _end(process: Process) -> None:
     for pipe in filter(None, (process.stdin, process.stdout)):
         with suppress(BrokenPipeError):
             pipe.close()
-    try:
-        process.wait(1)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    process.wait()
