@@ -48,14 +48,17 @@ def test_each_bug_is_a_test_case() -> None:
         "b2": "error",
         "b3": "error",
         "b4": None,
-        "b5": "skipped",
+        "b5": "failure",
         "b6": "error",
     }
     counts = {name: suite.attrib[name] for name in ("tests", "failures", "errors", "skipped", "time")}
-    assert counts == {"tests": "7", "failures": "1", "errors": "3", "skipped": "1", "time": "3.500"}
+    assert counts == {"tests": "7", "failures": "2", "errors": "3", "skipped": "0", "time": "3.500"}
     failure = shown["b1: it breaks"]
     assert failure is not None
     assert failure.attrib == {"type": "survived", "message": "b1 survived"}
+    objection = shown["b5: it breaks"]
+    assert objection is not None
+    assert objection.attrib["message"].startswith("b5 is no bug, yet t::a objects: the tests ask for more")
     text = failure.text or ""
     for part in (
         "a user would see: it breaks\n",
@@ -125,18 +128,23 @@ def test_annotations_point_at_the_edited_line(tmp_path: Path, monkeypatch: pytes
 def test_a_survivor_of_a_good_suite_is_a_warning() -> None:
     (line,) = github.annotations(graded(*["killed"] * 9, "survived"))
     assert line.startswith("::warning title=b9 survived::")
-    assert github.annotations(graded("killed")) == []
+    assert github.annotations(graded("killed", "no survived")) == []
+
+
+def test_what_is_no_bug_and_is_killed_is_an_error() -> None:
+    (line,) = github.annotations(graded("killed", "no killed"))
+    assert line.startswith("::error title=b1 killed::b1 is no bug, yet t::a objects: the tests ask")
 
 
 def test_a_suite_without_a_test_is_told_though_no_bug_counts() -> None:
-    (line,) = github.annotations(graded("no survived"))
+    (line,) = github.annotations(graded("no survived", "no timeout"))
     assert line == "::error title=no pass::the score is 0%25, below 80%25"
 
 
 def test_the_summary() -> None:
     text = github.summary(graded("killed", "survived", "timeout", "no survived", "no killed"))
     assert text.startswith(
-        "### FAIL: 1 of 3 planted bugs killed: 33%\n\n- the score is 33&#37;, below 80&#37;\n"
+        "### FAIL: 1 of 3 planted bugs killed: 33%\n\n- b4 is no bug, and is killed\n- the score is 33&#37;, "
     )
     rows = [line for line in text.splitlines() if line.startswith("| b")][1:]
     assert rows == [
@@ -144,9 +152,9 @@ def test_the_summary() -> None:
         "| b1 | **survives** | (see below) |  |",
         "| b2 | **timeout** | a title |  |",
         "| b3 | survives, as it must | a title |  |",
-        "| b4 | no bug, but killed | a title | <code>a</code> |",
+        "| b4 | **no bug, but killed** | a title | <code>a</code> |",
     ]
-    assert text.count("<details>") == text.count("</details>") == 2
+    assert text.count("<details>") == text.count("</details>") == 3
 
 
 def test_a_summary_is_no_longer_than_github_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,6 +170,7 @@ def test_a_summary_is_no_longer_than_github_takes(monkeypatch: pytest.MonkeyPatc
     [
         (("killed", "killed", "no survived"), "2 of 2 killed", "brightgreen"),
         (("killed", "survived"), "1 of 2 killed", "red"),
+        (("killed", "no killed"), "1 of 1 killed, and b1, no bug", "red"),
         (("killed", "invalid"), "1 of 2 killed", "lightgrey"),
     ],
 )

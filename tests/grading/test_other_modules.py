@@ -136,12 +136,15 @@ def test_a_weak_suite(project: Callable[..., Path], tinyllm: Tinyllm) -> None:
 
 
 def test_one_that_must_survive_and_does_not(project: Callable[..., Path], tinyllm: Tinyllm) -> None:
-    """A warning: the tests ask for more than the contract says."""
+    """The tests ask for more than the contract says: no pass, whatever else they kill."""
     tests = TESTS + "\nimport inspect\ndef test_text(): assert '[]' in inspect.getsource(Stack.__init__)"
     root = project(*LAYOUTS["flat"], tests)
     done = tinyllm("grade", "--bugs", "bugs.toml", "--module", "stack", "tests", cwd=root)
-    assert done.returncode == PASS
-    assert "deque is no bug, yet tests/test_stack.py::test_text objects" in " ".join(done.stdout.split())
+    assert done.returncode == WEAK
+    assert "deque is no bug, yet tests/test_stack.py::test_text objects" in done.stdout
+    assert "\ndeque   KILLED" in done.stdout
+    assert "FAIL  3 of 3 planted bugs killed: 100%" in done.stdout
+    assert "      deque is no bug, and is killed\n" in done.stdout
 
 
 def test_a_bug_that_does_not_apply_and_nothing_is_run(project: Callable[..., Path], tinyllm: Tinyllm) -> None:

@@ -92,11 +92,13 @@ def test_each_bug(graded: Grade) -> None:
         "b3": "Timeout",
         "b4": "RuntimeError",
         "b5": "Ignored",
-        "b6": "Killed",
+        "b6": "Ignored",
     }
     assert found["b1"]["statusReason"] == "killed in 2 of 2 trials"
     assert found["b2"]["statusReason"] == "killed in 1 of 2 trials"
     assert found["b4"]["statusReason"] == "left"
+    assert found["b6"]["statusReason"] == "no bug, yet killed in 2 of 2 trials"
+    assert found["b6"]["killedBy"] == ["t::a"]
     assert found["b1"]["location"] == {"start": {"line": 2, "column": 8}, "end": {"line": 3, "column": 5}}
     assert found["b2"]["location"] == {"start": {"line": 1, "column": 1}, "end": {"line": 1, "column": 6}}
     assert found["b1"]["killedBy"] == ["t::a", "t::b"]

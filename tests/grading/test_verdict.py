@@ -58,7 +58,9 @@ def graded(spelling: str, **options: Any) -> Grade:
         ("kkkki", 0.8, INVALID),  # an invalid one always shows
         ("sssTi", 0.0, INVALID),
         ("kkkkk*s", 1.0, PASS),
-        ("kkkkk*k", 1.0, PASS),  # a warning
+        ("kkkkk*k", 1.0, WEAK),  # they object to what is no bug
+        ("kkkkt*k", 0.8, WEAK),
+        ("kkktt*k", 0.6, WEAK),  # with more time, too
         ("kkkss*k", 0.6, WEAK),  # and no kill
         ("kkkss*t", 0.6, WEAK),
         ("kkkkk*i", 1.0, INVALID),
@@ -69,7 +71,7 @@ def test_score_and_exit_code(spelling: str, score: float, code: int) -> None:
     found = graded(spelling)
     assert found.score == pytest.approx(score)
     assert found.code == code
-    assert bool(found.reasons) == (score < 0.8 or spelling[:1] in "ST")
+    assert bool(found.reasons) == (score < 0.8 or spelling[:1] in "ST" or "*k" in spelling)
 
 
 def test_thirteen_bugs() -> None:
@@ -105,6 +107,7 @@ def test_medians_are_those_of_the_kills() -> None:
         ("k", {}, []),
         ("s", {"count": 0}, ["there is no test to grade", "the score is 0%, below 80%"]),
         ("S", {}, ["b0 is required, and survives", "the score is 0%, below 80%"]),
+        ("k*k", {}, ["b1 is no bug, and is killed"]),
         ("T", {}, ["b0 is required, and is no kill (timeout)", "the score is 0%, below 80%"]),
     ],
 )
@@ -115,4 +118,11 @@ def test_reasons(spelling: str, options: dict[str, Any], reasons: list[str]) -> 
 def test_a_required_bug_killed_now_and_then_is_not_killed() -> None:
     found = grade(result("b", "ksk", required=True), *(result("c", "kkk") for _ in range(4)))
     assert found.reasons == ["b is required, and survives in 1 of 3 trials"]
+    assert found.code == WEAK
+
+
+def test_one_objection_is_enough() -> None:
+    """A bug must be killed with each seed; what is no bug must live with each."""
+    found = grade(result("b", "kkk"), result("order", "ssk", survives=True))
+    assert found.reasons == ["order is no bug, and is killed in 1 of 3 trials"]
     assert found.code == WEAK

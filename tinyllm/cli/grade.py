@@ -109,7 +109,7 @@ def grade(
 
     A correct module has one bug planted in it at a time, in a process of its own; nothing on disk is edited.
     Killed means that a test failed which passes without the bug. The verdict is good at a score of 80 % with
-    every required bug killed.
+    every required bug killed, and none that is no bug.
 
     The page of --html is whole by itself and needs no network. With --matrix, its table of bugs by tests is
     whole too: else each run ends with its first kill.
@@ -209,8 +209,9 @@ def run_grader(
                 progress.update(task, advance=1, description="planted bugs")
             elif bug is not None and trial is not None:
                 progress.update(task, advance=1)
-                if trial.status != "killed" and not bug.survives:
-                    progress.console.print(f"  {bug.id} {coloured(trial.status)} (seed {trial.seed})")
+                if (trial.status == "killed") == bug.survives:  # not as it must be
+                    told = "objected" if bug.survives else trial.status
+                    progress.console.print(f"  {bug.id} {coloured(told)} (seed {trial.seed})")
 
         try:
             gate.grade = grader.grade(listen, workers.executor)

@@ -67,11 +67,8 @@ def show(console: Console, grade: "Grade", *, reveal: bool) -> None:
     for result in grade.results if grade.count else []:
         if result.status != "killed" and not result.bug.survives:
             _show_alive(console, grade, result, reveal=reveal)
-        elif result.status == "killed" and result.bug.survives:
-            console.print(
-                f"\n[yellow]{result.bug.id}[/yellow] is no bug, yet {escape(', '.join(result.killed_by))} "
-                f"objects: {escape(result.bug.title)}. The tests ask for more than the contract says."
-            )
+        elif result.objected:
+            _show_objection(console, grade, result)
     verdict = "[bold green]PASS[/bold green]" if grade.code == 0 else "[bold red]FAIL[/bold red]"
     seeds = (
         f"seed {grade.seeds[0]}" if len(grade.seeds) == 1 else f"seeds {grade.seeds[0]} to {grade.seeds[-1]}"
@@ -96,7 +93,11 @@ def _table(grade: "Grade", *, reveal: bool) -> Table:
     many = len(grade.seeds) > 1
     for result in grade.results:
         status = coloured(
-            "as it must" if result.bug.survives and result.status == "survived" else result.status
+            "objected"
+            if result.objected
+            else "as it must"
+            if result.bug.survives and result.good
+            else result.status
         )
         if many:
             status += f" {result.kills}/{len(result.trials)}"
@@ -115,8 +116,15 @@ def _table(grade: "Grade", *, reveal: bool) -> Table:
 
 def coloured(status: str) -> str:
     """The status in the words and the colour of the table."""
-    colour = {"killed": "green", "as it must": "green", "survived": "red"}.get(status, "yellow")
-    words = {"survived": "SURVIVES", "as it must": "survives", "timeout": "TIMEOUT", "invalid": "INVALID"}
+    good, bad = ("killed", "as it must"), ("survived", "objected")
+    colour = "green" if status in good else "red" if status in bad else "yellow"
+    words = {
+        "survived": "SURVIVES",
+        "as it must": "survives",
+        "timeout": "TIMEOUT",
+        "invalid": "INVALID",
+        "objected": "KILLED",
+    }
     return f"[{colour}]{words.get(status, status)}[/{colour}]"
 
 
@@ -144,6 +152,14 @@ def _show_alive(console: Console, grade: "Grade", result: "Result", *, reveal: b
         console.print("  what the code does wrong, and its diff: add --reveal")
     else:
         show_diff(console, bug.diff(grade.target.source, Path(grade.target.path).name))
+
+
+def _show_objection(console: Console, grade: "Grade", result: "Result") -> None:
+    from tinyllm.grading.junit import objection  # noqa: PLC0415 - heavy
+
+    console.print(f"\n{escape(objection(result))}", soft_wrap=True)
+    console.print(f"  what the code does otherwise: {escape(result.bug.title)}")
+    show_diff(console, result.bug.diff(grade.target.source, Path(grade.target.path).name))
 
 
 def show_diff(console: Console, text: str) -> None:

@@ -7,7 +7,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from tinyllm.grading.bugs import Bug
-from tinyllm.grading.junit import explain, printable
+from tinyllm.grading.junit import explain, objection, printable
 from tinyllm.grading.verdict import PASS, Grade, Result
 
 LIMIT = 1_000_000  # bytes; GitHub takes 1 MiB a step
@@ -27,13 +27,15 @@ def summary(grade: Grade) -> str:
         detail(f"{result.bug.id} {result.status}: {result.bug.symptom}", explain(grade, result))
         for result in living(grade)
     ]
+    alive += [detail(f"{one.bug.id} is no bug: {one.bug.title}", objection(one)) for one in grade.objections]
     return fit(["\n".join(head), *alive])
 
 
 def _row(result: Result) -> tuple[str, ...]:
-    status = "survives, as it must" if result.bug.survives else WORDS.get(result.status, result.status)
-    if result.bug.survives and result.status != "survived":
-        status = f"no bug, but {result.status}"
+    status = WORDS.get(result.status, result.status)
+    if result.bug.survives:
+        ended = "killed" if result.objected else result.status
+        status = "survives, as it must" if result.good else f"**no bug, but {ended}**"
     by = sorted({name.rpartition("::")[2] for name in result.killed_by})
     more = f" and {len(by) - 1} more" if len(by) > 1 else ""
     alive = not result.bug.survives and result.status == "survived"
@@ -47,13 +49,19 @@ def living(grade: Grade) -> list[Result]:
 
 
 def annotations(grade: Grade) -> list[str]:
-    """A workflow command for each bug that lives: an error, or a warning where the verdict is a pass."""
+    """A workflow command for each bug that lives, an error, or a warning where the verdict is a pass.
+
+    And an error for what is no bug and does not live.
+    """
     level = "warning" if grade.code == PASS else "error"
     found = []
     for result in living(grade):
         said = f"A user would see: {result.bug.symptom}."
         place = location(grade.target.path, edited_line(result.bug, grade.target.source))
         found.append(annotation(level, said, **place, title=f"{result.bug.id} {result.status}"))
+    for result in grade.objections:
+        place = location(grade.target.path, edited_line(result.bug, grade.target.source))
+        found.append(annotation(level, objection(result), **place, title=f"{result.bug.id} killed"))
     if not found and grade.reasons:
         found.append(annotation(level, "; ".join(grade.reasons), title="no pass"))
     return found

@@ -121,24 +121,20 @@ def _parts(grade: Grade) -> tuple[list[Result], list[Result]]:
     alive: list[Result] = []
     dead: list[Result] = []
     for result in sorted(grade.results, key=lambda result: (result.bug.survives, not result.bug.required)):
-        (dead if _good(result) else alive).append(result)
+        (dead if result.good else alive).append(result)
     return alive, dead
 
 
-def _good(result: Result) -> bool:
-    return result.status == ("survived" if result.bug.survives else "killed")
-
-
 def _colour(result: Result) -> str:
-    return "good" if _good(result) else "odd" if result.status in {"timeout", "invalid"} else "bad"
+    return "good" if result.good else "odd" if result.status in {"timeout", "invalid"} else "bad"
 
 
 def _word(result: Result) -> str:
     """The status in words; of several trials, how many killed."""
-    if result.bug.survives and result.status == "survived":
+    if result.bug.survives and result.good:
         return "as it must"
     some = f" {result.kills}/{len(result.trials)}" if result.kills and len(result.trials) > 1 else ""
-    if result.status == "killed":
+    if result.status == "killed" or (result.objected and result.status == "survived"):
         return f"killed{some}" + (", yet no bug" if result.bug.survives else "")
     return WORDS[result.status] + (f", killed{some}" if some else "")
 

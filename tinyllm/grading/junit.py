@@ -31,7 +31,7 @@ class Case:
 def as_junit(grade: Grade) -> str:
     """The grade as JUnit XML: killed passes, survived fails; a timeout or an invalid run is an error.
 
-    A bug that must survive passes when it does, and is skipped when tests object to it: it measures nothing.
+    What is no bug passes when it survives, and fails when a test objects to it.
     """
     return render({"planted bugs": cases(grade)})
 
@@ -45,17 +45,23 @@ def _case(grade: Grade, result: Result) -> Case:
     bug, status = result.bug, result.status
     group, name = f"{grade.target.module}.bugs", f"{bug.id}: {bug.symptom}"
     seconds = sum(trial.outcome.seconds for trial in result.trials)
-    if status == ("survived" if bug.survives else "killed"):
+    if result.good:
         return Case(group, name, seconds)
-    if bug.survives and status == "killed":
-        objects = f"{bug.id} is no bug, yet {', '.join(result.killed_by)} objects"
-        return Case(group, name, seconds, "skipped", status, objects)
+    if result.objected:
+        return Case(group, name, seconds, "failure", "killed", objection(result), explain(grade, result))
     outcome = "failure" if status == "survived" else "error"
     return Case(group, name, seconds, outcome, status, f"{bug.id} {status}", explain(grade, result))
 
 
+def objection(result: Result) -> str:
+    """Which tests kill what is no bug, and what that means."""
+    by = result.killed_by
+    who = f"{', '.join(by)} {'object' if len(by) > 1 else 'objects'}"
+    return f"{result.bug.id} is no bug, yet {who}: the tests ask for more than the contract says"
+
+
 def explain(grade: Grade, result: Result) -> str:
-    """All about a bug that lives: its symptom, what was noted, how to repeat it, and last what it is."""
+    """All about a bug that did not end as it must: its symptom, notes, how to repeat it, and what it is."""
     bug = result.bug
     lines = [f"a user would see: {bug.symptom}"]
     lines += sorted({trial.note for trial in result.trials if trial.note})

@@ -20,7 +20,9 @@ STATUS = {"killed": "Killed", "survived": "Survived", "timeout": "Timeout", "inv
 def as_json(grade: Grade) -> dict[str, Any]:
     """The grade as a mutation-testing-report: one file, one mutant a bug; with trials, Killed means in all.
 
-    A bug that must survive is `Ignored` when it does: it is no measure of the tests.
+    What is no bug is `Ignored`, also where a test kills it: readers count `Survived` against the tests and
+    `Killed` for them, and their score is to be ours. A kill is named in `statusReason` and `killedBy`, and is
+    among the `reasons` of `config`.
     """
     tests = sorted({name for result in grade.results for name in result.killed_by})
     return {
@@ -60,9 +62,12 @@ def as_json(grade: Grade) -> dict[str, Any]:
 
 def _mutant(result: Result, source: str) -> dict[str, Any]:
     bug = result.bug
-    status = "Ignored" if bug.survives and result.status == "survived" else STATUS[result.status]
+    ignored = bug.survives and (result.objected or result.status == "survived")
+    status = "Ignored" if ignored else STATUS[result.status]
     notes = [trial.note for trial in result.trials if trial.note]
     reason = notes[0] if notes else f"killed in {result.kills} of {len(result.trials)} trials"
+    if result.objected:
+        reason = f"no bug, yet killed in {result.kills} of {len(result.trials)} trials"
     mutant: dict[str, Any] = {
         "id": bug.id,
         "mutatorName": "planted",
@@ -112,7 +117,8 @@ def as_matrix(grade: Grade) -> str:
 def as_badge(grade: Grade) -> dict[str, Any]:
     """The score as a badge, in the JSON that shields.io reads from an address (its schema, version 1)."""
     killed = sum(result.status == "killed" for result in grade.counted)
-    return badge("planted bugs", f"{killed} of {len(grade.counted)} killed", grade.code)
+    also = f", and {', '.join(one.bug.id for one in grade.objections)}, no bug" if grade.objections else ""
+    return badge("planted bugs", f"{killed} of {len(grade.counted)} killed{also}", grade.code)
 
 
 def badge(label: str, message: str, code: int) -> dict[str, Any]:

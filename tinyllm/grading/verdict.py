@@ -63,6 +63,16 @@ class Result:
         """Node ids of all tests that killed it, in any trial."""
         return sorted({kill.test for trial in self.trials for kill in trial.outcome.kills})
 
+    @property
+    def objected(self) -> bool:
+        """Whether a test objects, in any trial, to what is no bug: they ask for too much."""
+        return self.bug.survives and self.kills > 0
+
+    @property
+    def good(self) -> bool:
+        """Whether it ended as it must: killed, or alive in every trial if it is no bug."""
+        return self.status == ("survived" if self.bug.survives else "killed") and not self.objected
+
     def median(self, what: str) -> float | None:
         """Median `seconds` or `examples` to a kill; None without a kill."""
         values = [getattr(trial.outcome, what) for trial in self.trials if trial.status == "killed"]
@@ -88,6 +98,11 @@ class Grade:
         return [result for result in self.results if not result.bug.survives]
 
     @property
+    def objections(self) -> list[Result]:
+        """What is no bug, and killed all the same."""
+        return [result for result in self.results if result.objected]
+
+    @property
     def score(self) -> float:
         """The share of bugs killed; a timeout is no kill, and a suite without a test kills nothing."""
         counted = self.counted
@@ -109,6 +124,7 @@ class Grade:
         if not self.count:
             found.append("there is no test to grade")
         found += [f"{r.bug.id} is required, and {_alive(r)}" for r in self.counted if _bad(r)]
+        found += [f"{r.bug.id} is no bug, and is killed{_in(r, r.kills)}" for r in self.objections]
         if self.score < THRESHOLD:
             found.append(f"the score is {self.score:.0%}, below {THRESHOLD:.0%}")
         return found
@@ -126,6 +142,8 @@ class Grade:
 
     def _passes_with_timeouts(self) -> bool:
         """Whether the verdict would be a pass, were each timeout a kill."""
+        if self.objections:
+            return False
         dead = sum(result.status in {"killed", "timeout"} for result in self.counted)
         required = all(r.status in {"killed", "timeout"} for r in self.counted if r.bug.required)
         timeouts = any(result.status == "timeout" for result in self.counted)
@@ -137,5 +155,10 @@ def _bad(result: Result) -> bool:
 
 
 def _alive(result: Result) -> str:
-    some = f" in {len(result.trials) - result.kills} of {len(result.trials)} trials" if result.kills else ""
+    some = _in(result, len(result.trials) - result.kills)
     return f"{'survives' if result.status == 'survived' else f'is no kill ({result.status})'}{some}"
+
+
+def _in(result: Result, count: int) -> str:
+    """In how many of its trials, where it is not all of them."""
+    return f" in {count} of {len(result.trials)} trials" if count < len(result.trials) else ""
