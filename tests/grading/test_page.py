@@ -11,7 +11,8 @@ import pytest
 
 from tinyllm.grading import html_report
 from tinyllm.grading.bugs import Bug, Edit, load_set
-from tinyllm.grading.html_report import as_html, digest, visible
+from tinyllm.grading.foreign import visible
+from tinyllm.grading.html_report import as_html, digest
 from tinyllm.grading.plant import Place, Target
 from tinyllm.grading.verdict import Grade, Result, Trial
 from tinyllm.grading.worker import Failure, Outcome

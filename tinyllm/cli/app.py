@@ -13,6 +13,7 @@ from tinyllm.cli.batch import batch
 from tinyllm.cli.check import check
 from tinyllm.cli.generate import generate
 from tinyllm.cli.grade import grade
+from tinyllm.cli.options import Exact
 from tinyllm.cli.power import power
 from tinyllm.cli.reach import reach
 from tinyllm.cli.replay import replay
@@ -33,15 +34,15 @@ app = typer.Typer(
     "there, or not importable; 3 the clean tests fail or are flaky; 4 a bug is invalid; 5 timeouts decide; 6 "
     "the cluster is lost.",
 )
-app.command()(check)
-app.command()(grade)
-app.command()(power)
-app.command()(soak)
-app.command()(reach)
-app.command()(replay)
-app.command()(show)
-app.command()(generate)
-app.command()(batch)
+app.command(cls=Exact)(check)
+app.command(cls=Exact)(grade)
+app.command(cls=Exact)(power)
+app.command(cls=Exact)(soak)
+app.command(cls=Exact)(reach)
+app.command(cls=Exact)(replay)
+app.command(cls=Exact)(show)
+app.command(cls=Exact)(generate)
+app.command(cls=Exact)(batch)
 app.add_typer(model.app, name="model")
 
 

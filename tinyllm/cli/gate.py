@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from rich.markup import escape
 
+from tinyllm.cli import streams
 from tinyllm.cli.hold import Held, Progress
 from tinyllm.cli.screen import fail, terminal
 
@@ -62,7 +63,7 @@ class Gate:
 
         if os.environ.get("GITHUB_ACTIONS") == "true":
             for line in self._annotations():
-                print(line)  # noqa: T201 - as it is: no console may break it into lines
+                streams.command(line)
             if path := os.environ.get("GITHUB_STEP_SUMMARY"):
                 append(Path(path), self._summary(code))
         with contextlib.ExitStack() as each:

@@ -11,6 +11,7 @@ import typer
 from tinyllm.cli import need
 from tinyllm.cli.grade import at_least
 from tinyllm.cli.screen import fail
+from tinyllm.grading.foreign import visible
 
 if TYPE_CHECKING:
     from tinyllm.infer.llama import Llama
@@ -112,5 +113,5 @@ def usage_errors(enough: int = 0) -> Iterator[None]:
 
 
 def show(text: str) -> None:
-    """Print what a model said, as it is and at once."""
-    print(text, end="", flush=True)  # noqa: T201
+    """Print what a model said, at once; as it is, if not on a terminal, which would take orders from it."""
+    print(visible(text) if sys.stdout.isatty() else text, end="", flush=True)  # noqa: T201

@@ -1,13 +1,18 @@
 """What a person sees: the console, a verdict, a diff, a message."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
+
+from tinyllm.grading.foreign import visible
 
 if TYPE_CHECKING:
     from tinyllm.grading.verdict import Grade, Result
@@ -17,7 +22,10 @@ NARROW = 60  # columns: a table with fewer would lose words
 
 
 class Screen(Console):
-    """A console which prints a table row by row where there is no room for columns side by side."""
+    """A console which shows control characters as escapes: what others wrote gives a terminal no orders.
+
+    It prints a table row by row where there is no room for columns side by side.
+    """
 
     def print(self, *objects: Any, **options: Any) -> None:
         """As rich does."""
@@ -25,6 +33,15 @@ class Screen(Console):
         super().print(
             *(_records(one) if narrow and isinstance(one, Table) else one for one in objects), **options
         )
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """As rich does; each string comes by, also to be measured."""
+        return super().render_str(visible(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """As rich does; what is no string comes by in pieces, and rich's own orders are apart from them."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text))
 
     def on_broken_pipe(self) -> None:
         """Nobody reads on: `streams.errors_told` is to know, which rich's exit with 1 might not reach."""

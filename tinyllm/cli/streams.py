@@ -3,12 +3,16 @@
 import codecs
 import contextlib
 import errno
+import io
 import os
+import re
 import sys
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tinyllm.grading.foreign import visible
 
 USAGE, UNREAD = 2, 141
 """Exit codes: the system refuses something; nobody reads on, for which shells have 128 + SIGPIPE."""
@@ -16,6 +20,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 PLAIN = dict(zip("✓✗█━╸\u2013\u2014\u2018\u2019\u201c\u201d", "+x#----''\"\"", strict=True))
 PLAIN |= dict.fromkeys(map(chr, range(0x2800, 0x2900)), "*")  # of which rich makes its spinner
 HANDLER = "tinyllm.plain"
+COMMAND = re.compile(r"(?<![^\n\r])[^\S\n\r]*::|##\[")
+"""What begins a workflow command of GitHub's: `::` at the start of a line, after blanks; `##[` anywhere."""
 
 
 def prepare() -> None:
@@ -27,9 +33,50 @@ def prepare() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
             setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
     codecs.register_error(HANDLER, plain)
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=HANDLER)
+            if os.environ.get("GITHUB_ACTIONS") == "true" and not isinstance(stream, Harmless):
+                setattr(sys, name, Harmless(stream))
+
+
+class Harmless(io.TextIOWrapper):
+    """Takes the place of a stream that GitHub Actions reads, so that no text is a workflow command.
+
+    The last character of what would begin one is written as an escape, which JSON reads as that character.
+    """
+
+    def __init__(self, stream: io.TextIOWrapper) -> None:
+        how = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
+        encoding = stream.encoding
+        super().__init__(stream.detach(), encoding, HANDLER, **how)  # type: ignore[arg-type]
+        self._before = ""  # of the line: a command may come in pieces
+
+    def write(self, text: str) -> int:
+        """As any stream does."""
+        whole = COMMAND.sub(_as_text, self._before + text)
+        super().write(whole[len(self._before) :])
+        line = re.split("[\n\r]", whole)[-1]
+        self._before = line if line.strip() in {"", ":"} else f"x{line[-2:]}"
+        return len(text)
+
+    def command(self, line: str) -> None:
+        """Write a command of ours."""
+        super().write(f"{line}\n")
+        self._before = ""
+
+
+def _as_text(found: re.Match[str]) -> str:
+    return f"{found[0][:-1]}\\u{ord(found[0][-1]):04x}"
+
+
+def command(line: str) -> None:
+    """Print a workflow command for GitHub Actions."""
+    if isinstance(sys.stdout, Harmless):
+        sys.stdout.command(line)
+    else:
+        print(line)  # noqa: T201 - as it is: no console may break it into lines
 
 
 def plain(error: UnicodeError) -> tuple[str, int]:
@@ -83,7 +130,7 @@ def _leave(code: int, message: str = "") -> None:
     """Exit, and leave nothing to be written on the way out."""
     if message:
         with contextlib.suppress(OSError):
-            print(f"tinyllm: {message}", file=sys.stderr, flush=True)  # noqa: T201 - rich may be what failed
+            print(f"tinyllm: {visible(message)}", file=sys.stderr, flush=True)  # noqa: T201 - rich may be what failed
     null = os.open(os.devnull, os.O_WRONLY)
     for number in (1, 2):
         os.dup2(null, number)

@@ -20,6 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from tinyllm.grading.bugs import MODULE, Bug
+from tinyllm.grading.foreign import visible
 from tinyllm.grading.junit import repeat
 from tinyllm.grading.verdict import INVALID, PASS, THRESHOLD, TIMEOUT, WEAK, Grade, Result
 
@@ -33,10 +34,6 @@ MEANING = {
 WORDS = {"survived": "survives", "timeout": "timeout", "invalid": "invalid"}
 SHADES = 4  # of the heat map, above none
 SHORT = 28  # characters of the name of a test, above its column
-HIDDEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
-)
-"""Characters that show as nothing, or turn or break the text after them."""
 
 
 def as_html(
@@ -101,11 +98,6 @@ def as_html(
 def digest(text: str) -> str:
     """The hash by which a Content-Security-Policy allows an inline style or script."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def visible(text: str) -> str:
-    """The text with control characters, and those that turn it around, written as escapes."""
-    return HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def _finalize(value: Any) -> Any:
