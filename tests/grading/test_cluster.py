@@ -149,13 +149,31 @@ def verdicts(path: Path) -> dict[str, Any]:
 
 
 def test_grade_decides_as_it_does_here(cluster: Loopback, project: Path, tinyllm: Call) -> None:
-    """Tests with a conftest, a data file and settings above them; kills, survivors, two seeds."""
+    """Tests with a conftest, a data file, a link and settings above them; kills, survivors, two seeds."""
+    (project / "shared").mkdir()
+    (project / "tests/test_it.py").rename(project / "shared/linked.py")
+    (project / "tests/test_linked.py").symlink_to("../shared/linked.py")
     for name, on in (("here", []), ("there", ["--executor", cluster.address])):
         done = tinyllm("grade", "tests", *BUGS, "--trials", 2, "--json", f"{name}.json", *on, cwd=project)
         assert done.returncode == 1, done.stdout + done.stderr
     here, there = verdicts(project / "here.json"), verdicts(project / "there.json")
     assert {status for status, *_ in here["bugs"].values()} == {"Killed", "Survived", "Ignored"}
     assert there == here
+
+
+def test_as_many_tests_there_as_here(cluster: Loopback, project: Path, tinyllm: Call) -> None:
+    """What they find in files that are not sent is missing there: the numbers say so, before any run."""
+    (project / "data").mkdir()
+    for name in "abc":
+        (project / "data" / name).touch()
+    text = (
+        "import pathlib, pytest\n@pytest.mark.parametrize('path', pathlib.Path('data').glob('*'), ids=str)\n"
+    )
+    (project / "tests/test_data.py").write_text(f"{text}def test_it(path): open('ran', 'w')\n")
+    done = tinyllm("grade", "tests", *BUGS, "--executor", cluster.address, cwd=project)
+    assert (done.returncode, done.stdout) == (USAGE, "")
+    assert done.stderr.startswith("tinyllm: 5 tests are collected here, but 3 on the cluster: ")
+    assert not (project / "ran").exists()
 
 
 def test_grade_of_another_module(cluster: Loopback, tmp_path: Path, tinyllm: Call) -> None:

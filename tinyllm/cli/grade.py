@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
     from tinyllm.grading.grade import Grader
     from tinyllm.grading.plant import Target
     from tinyllm.grading.verdict import Grade, Trial
+    from tinyllm.grading.worker import Job
 
-USAGE = 2
+USAGE, LOST = 2, 6
 SO_FAR = Path("tinyllm-grade-so-far.json")  # where no other file was named
 
 
@@ -61,7 +63,12 @@ Html = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Write the grade as a page: what survives and why it matters."),
 ]
-BugSet = Annotated[str, typer.Option("--set", metavar="course|wild|engine|all", help="Which bugs to plant.")]
+
+
+def set_option(default: str) -> Any:
+    """The option --set of a command with this default, in words."""
+    metavar = "course|wild|engine|all"
+    return typer.Option("--set", metavar=metavar, help="Which bugs to plant.", show_default=default)
 
 
 def grade(
@@ -85,7 +92,7 @@ def grade(
     ] = None,
     seed: Seed = 0,
     bug: Only = None,
-    bug_set: BugSet = "course",
+    bug_set: Annotated[str | None, set_option("course; all with --bug")] = None,
     bugs: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Plant the bugs of this TOML file.")
     ] = None,
@@ -126,7 +133,7 @@ def grade(
     console = terminal()
     gate = Gate(junit, badge)
     check_writable(*(path for path in (json, matrix, html) if path))
-    target, chosen = choose(bug or [], bug_set, bugs, module)
+    target, chosen = choose(bug or [], bug_set or ("all" if bug else "course"), bugs, module)
     grader = Grader(
         tuple(paths),
         target,
@@ -162,14 +169,13 @@ def choose(
         fail(USAGE, f"--set {bug_set}: there are {', '.join(bugs.SETS)} and all")
     try:
         target = plant.find(module) if module else bugs.reference()
-        known = {
-            bug.id: bug for bug in (bugs.load(file) if file else bugs.load_set("all" if ids else bug_set))
-        }
+        known = {bug.id: bug for bug in (bugs.load(file) if file else bugs.load_set(bug_set))}
     except (plant.PlantError, bugs.BugError) as error:
         fail(USAGE, str(error))
     if unknown := [name for name in ids if name not in known]:
-        fail(USAGE, f"there is no bug {', '.join(unknown)}; there are {', '.join(known)}")
-    return target, [known[name] for name in ids] if ids else list(known.values())
+        where = f" in {file}" if file else "" if bug_set == "all" else f" in --set {bug_set}"
+        fail(USAGE, f"there is no bug {', '.join(unknown)}{where}; there are {', '.join(known)}")
+    return target, [known[name] for name in dict.fromkeys(ids)] if ids else list(known.values())
 
 
 @contextlib.contextmanager
@@ -199,6 +205,8 @@ def run_grader(
     from tinyllm.grading.verdict import GradeError  # noqa: PLC0415
 
     grader.place = workers.place
+    if workers.away:
+        _same_tests(grader, gate, workers)
     progress = progress_bar(console)
     total = 2 * len(grader.bugs) * grader.trials  # a first run, and what confirms it
     with progress:
@@ -223,7 +231,55 @@ def run_grader(
             if error.detail:
                 terminal(stderr=True).print(escape(error.detail.rstrip()[-4000:]), soft_wrap=True)
             gate.refuse(error.code, f"no verdict: {error}", error.detail)
+    if not gate.grade.count and all(map(_without_a_test, grader.tests)):
+        gate.grade = None
+        gate.refuse(USAGE, f"there is no test file in {', '.join(grader.tests)}")
     return gate.grade
+
+
+def _same_tests(grader: "Grader", gate: Gate, workers: Pool) -> None:
+    """Exit with a message where the cluster collects more or fewer tests than this machine: before any run.
+
+    What cannot be collected is told by the clean runs.
+    """
+    from tinyllm.grading.worker import Job  # noqa: PLC0415
+    from tinyllm.jobs.cluster import ClusterError  # noqa: PLC0415
+
+    def job(place: Callable[[str], str]) -> Job:
+        target = replace(grader.target, path=place(grader.target.path))
+        tests = tuple(map(place, grader.tests))
+        return Job(tests, target, grader.seed, options=(*grader.options, "--collect-only"))
+
+    away = workers.executor.submit(collected, job(workers.place))
+    here = collected(job(str))
+    try:
+        there = away.result()
+    except ClusterError as error:
+        gate.refuse(LOST, f"no verdict: {error}")
+    if None not in {here, there} and here != there:
+        gate.refuse(
+            USAGE,
+            f"{here} tests are collected here, but {there} on the cluster: not all that they need is among "
+            "the files sent there (those of the tests, and the Python files of the project)",
+        )
+
+
+def collected(job: "Job") -> int | None:
+    """How many tests there are; None if they cannot be collected."""
+    from tinyllm.grading.grade import BASELINE_TIMEOUT  # noqa: PLC0415 - heavy
+    from tinyllm.grading.worker import run  # noqa: PLC0415
+    from tinyllm.jobs.process import call  # noqa: PLC0415
+
+    ended = call(run, job, timeout=BASELINE_TIMEOUT)
+    return ended.value.tests if ended.how == "done" and not ended.value.broken else None
+
+
+def _without_a_test(path: str) -> bool:
+    """Whether it is a folder without a file that pytest would look into, unless its settings name others."""
+    folder = Path(path)
+    return folder.is_dir() and not any(
+        one.match(pattern) for one in folder.rglob("*.py") for pattern in ("test_*.py", "*_test.py")
+    )
 
 
 def progress_bar(console: Console) -> "Progress":

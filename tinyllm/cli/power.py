@@ -15,13 +15,13 @@ from tinyllm.cli import need
 from tinyllm.cli.check import PROFILES
 from tinyllm.cli.gate import check_writable, write
 from tinyllm.cli.grade import (
-    BugSet,
     Jobs,
     Only,
     Seed,
     at_least,
     choose,
     progress_bar,
+    set_option,
 )
 from tinyllm.cli.pool import On, pool
 from tinyllm.cli.screen import fail, terminal
@@ -69,7 +69,7 @@ def power(
     jobs: Jobs = None,
     seed: Seed = 0,
     bug: Only = None,
-    bug_set: BugSet = "all",
+    bug_set: Annotated[str | None, set_option("all")] = None,
     profile: Annotated[
         str, typer.Option(metavar="dev|ci|deep", help="When to give up: 100, 200 or 5,000 programs.")
     ] = "ci",
@@ -87,7 +87,7 @@ def power(
     if profile not in PROFILES:
         fail(USAGE, f"--profile {profile}: there are {', '.join(PROFILES)}")
     check_writable(*([json] if json else []))
-    target, bugs = choose(bug or [], bug_set, None, None)
+    target, bugs = choose(bug or [], bug_set or "all", None, None)
     seeds = [seed + trial for trial in range(trials)]
     powers = [Power(one) for one in bugs if not one.survives]
     lost = _run(console, target, powers, seeds, profile, jobs, executor)
