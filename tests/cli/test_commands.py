@@ -55,7 +55,10 @@ def test_version(invoke: Invoke) -> None:
         ("grade", "Missing argument 'PATH...'"),
         ("grade . --nope", "No such option: --nope"),
         ("grade none", "there are no tests at none"),
-        ("replay x.trace mine.py --exec engine", "--exec engine and mine.py: name one of the two"),
+        (
+            "replay x.trace mine.py --exec engine",
+            "mine.py and --exec say which cache it is: name one of the two",
+        ),
         ("grade none.py::test", "there are no tests at none.py::test"),
         ("grade . --trials 0", "0 is no whole number of at least 1"),
         ("grade . --trials two", "two is no whole number of at least 1"),

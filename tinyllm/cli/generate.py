@@ -111,8 +111,6 @@ def generate(
             USAGE,
             "--lookup is for one output of the likeliest tokens: it goes with neither -n nor --temperature",
         )
-    if cache == "contiguous" and num_blocks:
-        fail(USAGE, "--num-blocks is for --cache paged")
     loaded = load(model)
 
     from tinyllm.infer.stops import Stops  # noqa: PLC0415 - imports NumPy

@@ -4,10 +4,7 @@ from typing import Annotated
 
 import typer
 
-from tinyllm.cli.screen import fail
-
 REFERENCE = "tinyllm.infer.paged"
-USAGE = 2
 
 Impl = Annotated[
     str, typer.Argument(metavar="[IMPL]", help="path/to/paged.py, pkg.module or pkg.module:Class.")
@@ -19,9 +16,5 @@ Exec = Annotated[
 
 
 def chosen(impl: str, command: str | None) -> str:
-    """What `load` takes; exits with a message when both are named."""
-    if command is None:
-        return impl
-    if impl != REFERENCE:
-        fail(USAGE, f"--exec {command} and {impl}: name one of the two")
-    return f"exec:{command}"
+    """What `load` takes; `options` refuses both."""
+    return impl if command is None else f"exec:{command}"
