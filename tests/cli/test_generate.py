@@ -194,7 +194,7 @@ def test_what_ends_an_answer_ends_an_output(
         (["a", "--lookup", "-n", "2"], "--lookup is for one output"),
         (["a", "--cache", "contiguous", "--num-blocks", "3"], "--num-blocks is for --cache paged"),
         (["a", "--stop", ""], "a stop text is empty; it must have at least one letter"),
-        (["a", "--top-p", "0"], "top_p is 0.0; it must be above 0"),
+        (["a", "--top-p", "0", "--temperature", "1"], "top_p is 0.0; it must be above 0"),
         (["h" * 300], "the prompt has 300 tokens; the model takes at most 256"),
     ],
 )

@@ -4,9 +4,12 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from tinyllm.jobs import process
 
 PASS, WEAK, USAGE, BASELINE, INVALID, TIMEOUT = range(6)
 
@@ -181,7 +184,15 @@ def test_two():
     assert len(cache.block_table(0)) == 2
     assert np.array_equal(cache.gather(0, 0), (k, -k))
 """
-HANGS_WITH_THE_BUG = "PRELUDE\nimport time\ndef test_one():\n    while has_s02(): time.sleep(1)\n"
+HANGS_WITH_THE_BUG = """
+PRELUDE
+import time
+
+def test_one():
+    while has_s02():
+        open("TMP/hangs", "w").close()
+        time.sleep(0.1)
+"""
 
 
 @pytest.mark.parametrize(
@@ -192,8 +203,13 @@ HANGS_WITH_THE_BUG = "PRELUDE\nimport time\ndef test_one():\n    while has_s02()
     ],
     ids=["decides", "does not matter"],
 )
-def test_a_timeout_is_no_kill_and_is_shown_apart(grade: Grade, more: str, ids: list[str], code: int) -> None:
-    verdict = grade(HANGS_WITH_THE_BUG + more, *ids, timeout=6)
+def test_a_timeout_is_no_kill_and_is_shown_apart(
+    grade: Grade, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str, ids: list[str], code: int
+) -> None:
+    """Time is up the moment it hangs: until then, however long that takes, the clock stands."""
+    up = tmp_path / "hangs"
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: 1000.0 * up.exists()))
+    verdict = grade(HANGS_WITH_THE_BUG + more, *ids, timeout=6, jobs=1)
     assert verdict.statuses["s02"] == "timeout"
     assert verdict.code == code, verdict
     assert [trial.note for result in verdict.grade.results for trial in result.trials if trial.note] == [

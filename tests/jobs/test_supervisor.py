@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from multiprocessing import Pipe
@@ -72,13 +73,13 @@ def gone(path: Path) -> bool:
 @linux
 @pytest.mark.parametrize(
     ("how", "ended"),
-    [("returns", "done"), ("exits", "died"), ("hangs", "timeout"), ("kills its group", "died")],
+    [("returns", "done"), ("exits", "died"), ("hangs", "cancelled"), ("kills its group", "died")],
 )
 def test_nobody_escapes(tmp_path: Path, how: str, ended: str) -> None:
     """A child; a leader of a session; a daemon that ignores signals and closes its files; a shell."""
-    path = tmp_path / "pids"
-    timeout = 1 if how == "hangs" else 60
-    assert call(leave, path, how, timeout=timeout).how == ended
+    path, cancelled = tmp_path / "pids", threading.Event()
+    ready = (lambda _: cancelled.set()) if how == "hangs" else None
+    assert call(leave, path, how, timeout=300, cancelled=cancelled, on_event=ready).how == ended
     assert gone(path), "when the call has ended, so have they"
 
 
