@@ -66,6 +66,27 @@ def test_the_kit_checks_a_file_of_ones_own(run: Run, tmp_path: Path) -> None:
     assert "failed" in run(*command).stdout
 
 
+@pytest.mark.parametrize("module", ["mutants", "jobs.work", "grading", "tools.deep"])
+def test_a_project_with_packages_of_such_names(run: Run, tmp_path: Path, module: str) -> None:
+    """The wheel brings `tinyllm` alone, and imports nothing else of its own."""
+    for name in ("mutants", "tools", "jobs", "grading", "tests", "testing", "cli", "infer"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("def up(x):\n    return x + 1\n")
+        for inner in ("work", "deep", "bugs", "process"):
+            (tmp_path / name / f"{inner}.py").write_text("def up(x):\n    return x + 1\n")
+    (tmp_path / "tests" / "test_up.py").write_text(
+        f"from tools import up as other\nfrom {module} import up\n"
+        "def test_up(): assert up(1) == other(1) == 2\n"
+    )
+    (tmp_path / "bugs.toml").write_text(
+        '[[bug]]\nid = "m1"\ntitle = "down"\nsymptom = "less"\n'
+        'edits = [{find = "x + 1", replace = "x - 1"}]\n'
+    )
+    done = run("tinyllm", "grade", "tests", "--bugs", "bugs.toml", "--module", module)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    assert "1 of 1 planted bugs killed" in done.stdout
+
+
 @pytest.mark.long
 def test_a_learner_starts_tests_checks_and_mutates(run: Run, tmp_path: Path) -> None:
     started = run("tinyllm", "start")
