@@ -52,6 +52,13 @@ def test_it_holds_one_package_and_nothing_else(wheel: Path) -> None:
         assert needed in names
 
 
+def test_in_the_repository_mutants_is_a_command() -> None:
+    command = [sys.executable, "-m", "mutants", "none"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "tinyllm: there are no tests at none\n"
+
+
 def test_the_kit_checks_a_file_of_ones_own(run: Run, tmp_path: Path) -> None:
     shutil.copy(ROOT / "tinyllm" / "infer" / "paged.py", tmp_path / "mine.py")
     command = ("pytest", "--pyargs", "tinyllm.testing", "--cache-impl", "mine.py", "-k", "catalogue or wrong")
