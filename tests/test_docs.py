@@ -39,7 +39,7 @@ NOT_RUN = {
     "pip install ": "it installs",
     ".venv/bin/tox": "it runs this",
     "rustc ": "it needs a Rust compiler; tests/testing/test_engine.py uses it",
-    "pytest --pyargs tinyllm.testing --cache-impl paged.py": "README.md has it, with another path",
+    "pytest --pyargs tinyllm.testing --cache-impl=paged.py": "README.md has it, with another path",
     "dask ": "it starts servers; tests/grading/test_cluster.py does",
     "mutmut run": "it takes minutes; tests/grading/test_mutmut.py",
 }

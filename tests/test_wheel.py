@@ -61,7 +61,7 @@ def test_in_the_repository_mutants_is_a_command() -> None:
 
 def test_the_kit_checks_a_file_of_ones_own(run: Run, tmp_path: Path) -> None:
     shutil.copy(ROOT / "tinyllm" / "infer" / "paged.py", tmp_path / "mine.py")
-    command = ("pytest", "--pyargs", "tinyllm.testing", "--cache-impl", "mine.py", "-k", "catalogue or wrong")
+    command = ("pytest", "--pyargs", "tinyllm.testing", "--cache-impl=mine.py", "-k", "catalogue or wrong")
     done = run(*command)
     assert "12 passed" in done.stdout, done.stdout
     text = (

@@ -1,8 +1,10 @@
 """Caches that promise less pass for what they are, and are still caught where they are wrong."""
 
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import Phase, settings
@@ -11,7 +13,7 @@ from tinyllm.infer.paged import PagedKVCache
 from tinyllm.testing import check as check_module
 from tinyllm.testing.catalogue import CATALOGUE
 from tinyllm.testing.check import check_cache
-from tinyllm.testing.contract import CAPABILITIES
+from tinyllm.testing.contract import CAPABILITIES, EXTENSIONS, capabilities, extensions, stated
 from tinyllm.testing.directed import DIRECTED
 from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.profiles import profile
@@ -209,3 +211,109 @@ def test_a_program_that_needs_more_is_not_run(program: str, lacking: str) -> Non
 
     with pytest.raises(NotOffered, match=f"^{lacking}$"):
         replay(Less, program)
+
+
+class Refuses(type):
+    @property
+    def capabilities(cls) -> Any:
+        raise RuntimeError("not now")
+
+
+class Unread(PagedKVCache, metaclass=Refuses):
+    pass
+
+
+def declaring(value: Any) -> Any:
+    return type("Declares", (PagedKVCache,), {"capabilities": value})
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "a str": (declaring("fork"), "capabilities is 'fork' (str); it must be a set of names, of "),
+    "None": (declaring(None), "capabilities is None (NoneType); it must be a set of names, of "),
+    "a number": (declaring(3), "capabilities is 3 (int); "),
+    "a dict": (declaring({"fork": True}), "capabilities is {'fork': True} (dict); "),
+    "a generator": (declaring(name for name in ["fork"]), "(generator); "),
+    "a property": (declaring(property(lambda _: {"fork"})), "(property); "),
+    "a method": (declaring(lambda _: {"fork"}), "(function); "),
+    "an unknown name": (declaring({"nope"}), "capabilities has 'nope'; it must be a set of names, of "),
+    "no name": (declaring(["fork", 3, None]), "capabilities has 3; "),
+    "a list in a list": (declaring([["fork"]]), "capabilities has ['fork']; "),
+    "one that raises": (Unread, "capabilities cannot be read (RuntimeError: not now); "),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_no_set_of_names_is_named(name: str) -> None:
+    factory, said = WRONG[name]
+    with pytest.raises(ValueError, match="block-tables, contents, counts, exact-cost") as caught:
+        capabilities(factory)
+    assert said in str(caught.value)
+    with pytest.raises(ValueError, match=r"^capabilities "):
+        replay(factory, "new 1 1 1 1 1\n")
+
+
+@pytest.mark.parametrize("kind", [set, frozenset, list, tuple])
+def test_names_in_any_collection_will_do(kind: Any) -> None:
+    assert capabilities(declaring(kind(["fork", "counts"]))) == {"fork", "counts"}
+
+
+TEN = (
+    "add_seq",
+    "fork",
+    "append",
+    "block_table",
+    "seq_len",
+    "gather",
+    "free",
+    "stats",
+    "num_free_blocks",
+    "close",
+)
+
+
+class Forwards:
+    def __init__(self, *sizes: int) -> None:
+        self._right = PagedKVCache(*sizes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._right, name)
+
+
+class AnswersAnyName(Forwards):
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._right, name) if name in TEN else lambda *_: None
+
+
+class AnswersAnyNameAndNeeds(AnswersAnyName):
+    def blocks_needed(self, *args: int) -> int:
+        return self._right.blocks_needed(*args)
+
+
+def mocked(*sizes: int) -> Any:
+    return Mock(wraps=PagedKVCache(*sizes))
+
+
+STUBS: dict[str, tuple[Callable[..., Any], set[str]]] = {
+    "any name": (AnswersAnyName, set()),
+    "any name, and one of its own": (AnswersAnyNameAndNeeds, {"blocks_needed"}),
+    "a proxy": (Forwards, set(EXTENSIONS)),
+    "a mock around a cache": (mocked, set(EXTENSIONS)),
+    "a factory that answers any name": (Mock(side_effect=AnswersAnyName), set()),
+}
+
+
+@pytest.mark.parametrize("name", STUBS)
+def test_a_method_counts_as_offered_when_somebody_wrote_it(name: str) -> None:
+    factory, offered = STUBS[name]
+    assert extensions(factory(4, 2, 1, 1, 1)) == offered
+    assert capabilities(factory) == set(CAPABILITIES)
+    run = replay(factory, "new 4 2 1 1 1\nadd 0\nappend 0 0 3\nfork 0 1\nappend 1 0 1\n")
+    assert run.extends == offered
+
+
+def test_an_attribute_is_stated_or_it_is_not() -> None:
+    mock = Mock()
+    assert stated(mock, "patience", 3) == 3
+    mock.patience = 9
+    assert stated(mock, "patience", 3) == 9
+    assert stated(mock.method, "__self__", None) is None

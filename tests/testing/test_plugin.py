@@ -39,7 +39,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
 def test_a_copy_of_the_reference_passes(run: Run, pytester: pytest.Pytester) -> None:
     copy = pytester.path / "mine.py"
     copy.write_text(RIGHT.read_text(encoding="utf-8"), encoding="utf-8")
-    result = run(*KIT, "--cache-impl", "mine.py", "--shards", "3", "-k", "not 776", "-v")
+    result = run(*KIT, "--cache-impl=mine.py", "--shards", "3", "-k", "not 776", "-v")
     result.assert_outcomes(passed=10 + len(DIRECTED) - 1 + 3, deselected=1)  # without the slowest case
     for i in range(3):
         result.stdout.fnmatch_lines([f"*::test_machine?shard-{i}? PASSED*"])
@@ -47,7 +47,7 @@ def test_a_copy_of_the_reference_passes(run: Run, pytester: pytest.Pytester) -> 
 
 
 def test_a_wrong_cache_fails_with_the_story(run: Run) -> None:
-    result = run(*KIT, "--cache-impl", WRONG, "-k", "refused or machine")
+    result = run(*KIT, f"--cache-impl={WRONG}", "-k", "refused or machine")
     assert result.ret == 1
     result.stdout.fnmatch_lines(
         [

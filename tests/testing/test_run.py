@@ -1,5 +1,8 @@
 """What a run asks of a cache beyond its contents: types, shapes, and which call is to blame."""
 
+import threading
+import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -7,10 +10,11 @@ import numpy as np
 import pytest
 
 from tinyllm.infer.paged import OutOfBlocks, PagedKVCache
+from tinyllm.testing.check import run_directed, run_entry
 from tinyllm.testing.contract import CAPABILITIES, Factory
 from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.run import Run, replay
-from tinyllm.testing.trace import parse
+from tinyllm.testing.trace import TooLarge, TraceError, encode, parse
 
 Breaks = Callable[[Callable[[], object]], LawBroken]
 
@@ -141,3 +145,143 @@ def test_a_view_that_only_the_end_of_a_program_shows_is_told_as_the_ten_methods_
         lambda: replay(named("wrong_caches:GathersAView"), "new 2 2 1 1 1\nadd 0\nappend 0 0 1\n")
     )
     assert (broken.law, broken.beyond) == (12, False)
+
+
+class Odd:
+    """Cannot be copied, compared or shown."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, _: object) -> bool:
+        raise RuntimeError
+
+    def __deepcopy__(self, _: object) -> None:
+        raise RuntimeError
+
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
+class OddKey:
+    def __eq__(self, _: object) -> bool:
+        raise RuntimeError
+
+    def __hash__(self) -> int:
+        return hash("used")
+
+
+EXTRAS: dict[str, Callable[[], dict[Any, Any]]] = {
+    "a generator": lambda: {"more": (i for i in range(3))},
+    "a lock": lambda: {"more": threading.Lock()},
+    "a module": lambda: {"more": threading},
+    "a function": lambda: {"more": lambda: 3},
+    "an odd object": lambda: {"more": Odd()},
+    "objects in a dict": lambda: {"more": {"a": object()}},
+    "an array": lambda: {"more": np.arange(4)},
+    "a number, another each time": lambda: {"more": time.perf_counter_ns()},
+}
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_what_else_is_in_stats_is_the_engines_own_business(name: str, breaks: Breaks) -> None:
+    class Says(PagedKVCache):
+        def stats(self) -> dict[str, Any]:
+            return super().stats() | EXTRAS[name]()
+
+    replay(Says, f"{SMALL}append 0 0 9 ! OutOfBlocks\n")
+
+    class Wrong(Says):
+        def stats(self) -> dict[str, Any]:
+            return super().stats() | {"used": 1.0}
+
+    assert breaks(lambda: replay(Wrong, SMALL)).expected.startswith("stats() counts free, used")
+
+
+def test_a_key_that_cannot_be_compared_hides_the_counts(breaks: Breaks) -> None:
+    class Hides(PagedKVCache):
+        def stats(self) -> dict[Any, Any]:
+            return {OddKey(): 1, **super().stats()}
+
+    broken = breaks(lambda: replay(Hides, SMALL))
+    assert (broken.law, broken.expected) == (5, "stats() succeeds")
+
+
+def test_a_dict_of_their_own_will_do() -> None:
+    class Counts(dict[str, int]):
+        def copy(self) -> Any:
+            raise RuntimeError
+
+        __eq__ = copy  # type: ignore[assignment]
+        __hash__ = None
+
+    class Own(PagedKVCache):
+        def stats(self) -> dict[str, int]:
+            return Counts(super().stats())
+
+    replay(Own, SMALL)
+
+
+WARNED = ("append", "add_seq", "fork", "seq_len", "gather", "stats")
+LINES = f"{SMALL}append 0 1 1 {encode([1])} {encode([2])}\nfork 0 1\nadd 2\n"
+
+
+def warns(method: str, category: type[Warning]) -> type[PagedKVCache]:
+    def call(self: PagedKVCache, *args: Any) -> Any:
+        warnings.warn("mind you", category, stacklevel=2)
+        return getattr(PagedKVCache, method)(self, *args)
+
+    return type("Warns", (PagedKVCache,), {method: call})
+
+
+@pytest.mark.parametrize("method", WARNED)
+@pytest.mark.parametrize("category", [UserWarning, DeprecationWarning, ResourceWarning])
+@pytest.mark.parametrize("action", ["error", "always"])
+def test_what_a_cache_has_to_say_is_no_finding(action: Any, category: type[Warning], method: str) -> None:
+    factory = warns(method, category)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter(action)
+        replay(factory, LINES)
+        run_entry(factory, "test_hand_example_block_table")
+        run_directed(factory, "other integers")
+    assert heard
+    assert {one.category for one in heard} == {category}
+
+
+@pytest.mark.parametrize("method", WARNED)
+@pytest.mark.parametrize("action", ["error", "ignore"])
+def test_a_runtime_warning_is_law_3_on_every_line(action: Any, method: str, breaks: Breaks) -> None:
+    factory = warns(method, RuntimeWarning)
+    with warnings.catch_warnings():
+        warnings.simplefilter(action)
+        broken = breaks(lambda: replay(factory, LINES))
+        with pytest.raises(RuntimeWarning):
+            run_entry(factory, "test_fork_shares_until_a_write")
+    assert broken.law == 3
+    assert broken.expected.endswith(" gives no warning: rounding never does")
+    assert broken.found == "RuntimeWarning: mind you"
+
+
+def test_a_refused_append_gives_no_warning_either(breaks: Breaks) -> None:
+    class Rounds(PagedKVCache):
+        def append(self, seq_id: int, layer: int, k: Any, v: Any) -> None:
+            if np.shape(k)[1] > 8:
+                warnings.warn("overflow", RuntimeWarning, stacklevel=2)
+            super().append(seq_id, layer, k, v)
+
+    assert breaks(lambda: replay(Rounds, f"{SMALL}append 0 0 9 ! OutOfBlocks\n")).law == 3
+
+
+def test_a_pool_that_this_machine_has_no_room_for_is_no_broken_law(breaks: Breaks) -> None:
+    class Small(PagedKVCache):
+        def __init__(self, *_: int) -> None:
+            raise MemoryError("no room")
+
+    with pytest.raises(TooLarge, match=r"'new 100000 1024 8 8 128' needs more memory than .*: no room"):
+        replay(Small, "new 100000 1024 8 8 128\n")
+    assert breaks(lambda: replay(Small, SMALL)).law == 15, "for so little there is room"
+
+
+def test_nothing_to_run_is_nothing_checked() -> None:
+    for text in ("", "\n\n", "# nothing\n"):
+        with pytest.raises(TraceError, match="there is no line to run"):
+            replay(PagedKVCache, text)

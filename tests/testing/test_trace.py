@@ -12,7 +12,18 @@ from hypothesis import strategies as st
 from tinyllm.infer.paged import PagedKVCache
 from tinyllm.testing.contract import CAPABILITIES, Config
 from tinyllm.testing.run import replay
-from tinyllm.testing.trace import ARGUMENTS, FORMS, PATTERN, Op, TraceError, encode, parse, pattern, values
+from tinyllm.testing.trace import (
+    ARGUMENTS,
+    FORMS,
+    PATTERN,
+    Op,
+    TooLarge,
+    TraceError,
+    encode,
+    parse,
+    pattern,
+    values,
+)
 
 numbers = st.one_of(
     st.integers(-(10**30), 10**30), st.floats(allow_nan=False).filter(lambda x: not x.is_integer())
@@ -116,6 +127,53 @@ def test_a_trace_that_lies_is_no_broken_law(text: str) -> None:
     with pytest.raises(TraceError) as caught:
         replay(PagedKVCache, text)
     assert LIES[text] in str(caught.value)
+
+
+TOO_LARGE = {
+    "new 1000000000000 2 1 1 1": "blocks are at most 2,147,483,647",
+    "new 1 2 99999999999999999999999999 1 1 ! ValueError": "layers are at most 4,096",
+    "new 2147483647 2147483647 1 1 1": "a pool of 18,446,744,056,529,682,436 bytes, at most 140,737,",
+    "new 4 2 1 1 1\nadd 0\nappend 0 0 4000000000": "at most 16,777,216 tokens of this cache",
+    "new 4 2 1 4 4\nadd 0\nappend 0 0 4000000000 ! OutOfBlocks": "at most 1,048,576 tokens of this cache",
+    f"new 4 2 1 1 1\nadd 0\nappend 0 0 {10**30} as list ! OutOfBlocks": "at most 16,777,216 tokens of this",
+    f"new 4 2 1 1 1\nappend 0 0 {10**30} ! KeyError": "at most 16,777,216 tokens of this cache",
+}
+
+
+@pytest.mark.parametrize("text", TOO_LARGE)
+def test_what_no_machine_could_run_is_not_tried(text: str) -> None:
+    with pytest.raises(TooLarge) as caught:
+        replay(PagedKVCache, text)
+    assert TOO_LARGE[text] in str(caught.value)
+    assert str(caught.value).startswith(f"'{text.splitlines()[-1]}' ")
+
+
+def test_large_numbers_that_are_refused_anyway_cost_nothing() -> None:
+    many = 10**30
+    lines = [f"truncate 0 {many} ! ValueError", f"len 0 {many} ! IndexError", f"add {many}", f"free {many}"]
+    lines += [
+        f"append 0 0 -{many} ! ValueError",
+        f"new -{many} 1 1 1 1 ! ValueError",
+        "append 0 0 16000000 ! OutOfBlocks",
+    ]
+    replay(PagedKVCache, "\n".join(["new 4 2 1 1 1", "add 0", *lines]))
+
+
+def test_a_line_of_megabytes_is_told_in_a_few_words() -> None:
+    for line, said in (
+        (
+            "add " + "9" * 100_000,
+            "9... (100,000 characters) is too long for a number, of 4,300 digits at most: add",
+        ),
+        ("add -" + "9" * 5000, "(5,001 characters) is too long for a number"),
+        ("add " + "x" * 10**6, "' is no number: add xxx"),
+        ("x" * 10**6, "' is no operation; there are new"),
+        ("add 0 " + "x" * 10**6, "add takes sequence: add 0 xxx"),
+    ):
+        with pytest.raises(TraceError) as caught:
+            parse(line)
+        assert said in str(caught.value)
+        assert len(str(caught.value)) < 1000
 
 
 REFUSALS = {

@@ -65,6 +65,7 @@ def hold(send: "Send", impl: str, profile: str, seed: int) -> Held:
     from tinyllm.testing.implementation import ImplementationError, load  # noqa: PLC0415
     from tinyllm.testing.machine import CacheMachine, shard  # noqa: PLC0415
     from tinyllm.testing.profiles import profile as settings_of  # noqa: PLC0415
+    from tinyllm.testing.watch import beating  # noqa: PLC0415
 
     held = Held()
     try:
@@ -83,20 +84,21 @@ def hold(send: "Send", impl: str, profile: str, seed: int) -> Held:
             send(Programs(self.tally["programs"]))
 
     machine = shard(Reporting, seed, factory)
-    for check in checks(factory, machine, settings_of(profile)):
-        if held.unwritten and check.kind != "catalogue":
-            break
-        send(Progress(check.kind, check.name))
-        started = time.monotonic()
-        problem = _problem(check, held, impl)
-        done = Progress(check.kind, check.name, time.monotonic() - started, problem)
-        send(done)
-        if problem:
-            held.failed.append(done)
-        if (held.story and not held.beyond) or problem.startswith("NotReturned"):
-            break
-    if any(one.kind == "catalogue" for one in held.failed) and not problem.startswith("NotReturned"):
-        held.stages = {stage.title: _stage(factory, stage.program, impl) for stage in stages()}
+    with beating(lambda: send(None)):  # a slow cache is no silence
+        for check in checks(factory, machine, settings_of(profile)):
+            if held.unwritten and check.kind != "catalogue":
+                break
+            send(Progress(check.kind, check.name))
+            started = time.monotonic()
+            problem = _problem(check, held, impl)
+            done = Progress(check.kind, check.name, time.monotonic() - started, problem)
+            send(done)
+            if problem:
+                held.failed.append(done)
+            if (held.story and not held.beyond) or problem.startswith("NotReturned"):
+                break
+        if any(one.kind == "catalogue" for one in held.failed) and not problem.startswith("NotReturned"):
+            held.stages = {stage.title: _stage(factory, stage.program, impl) for stage in stages()}
     held.programs, held.lines = machine.tally["programs"], machine.tally["lines"]
     return held
 
@@ -105,11 +107,14 @@ def _problem(check: "Check", held: Held, impl: str) -> str:
     """Run one check; what it found, in a few words, and in `held` at length."""
     from tinyllm.testing.laws import LawBroken  # noqa: PLC0415
     from tinyllm.testing.trace import NotOffered  # noqa: PLC0415
+    from tinyllm.testing.watch import CutShort  # noqa: PLC0415
 
     try:
         check.run()
     except NotOffered as needed:
         held.not_checked += (f"{check.kind}: {check.name} needs {needed}",)
+    except CutShort as cut:
+        held.not_checked += (f"{check.kind}: {check.name} {cut}",)
     except LawBroken as broken:
         if not held.story or held.beyond > broken.beyond:
             held.law, held.name, held.story, held.trace = broken.law, broken.name, str(broken), broken.trace

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from tinyllm.cli import reading
 from tinyllm.cli.gate import append
 from tinyllm.cli.screen import fail, terminal
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 PASS, WEAK, USAGE = 0, 1, 2
 WIDE = 95  # characters: what the table of what was reached needs
+NOTHING = "no program was run to its end, and so nothing was checked"
 RARE = 0.001  # of the programs: fewer are counted, not given as a share
 
 
@@ -139,12 +141,14 @@ def reach(
         parts += [github.detail("the shortest program that shows it", one.story) for one in broken]
         parts += [f"\n```\n{junit.printable(shown)}```\n"]
         append(Path(path), github.fit(parts))
+    if code == PASS and not any(one.programs for one in reports):
+        fail(USAGE, NOTHING)
     raise typer.Exit(code)
 
 
 def _read(file: Path) -> Report:
     try:
-        return Report.from_json(json.loads(file.read_text(encoding="utf-8")))
+        return Report.from_json(json.loads(reading.text(file)))
     except (OSError, UnicodeDecodeError) as error:
         fail(USAGE, f"{file} cannot be read: {getattr(error, 'strerror', None) or error}")
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
@@ -162,8 +166,10 @@ def headline(reports: Sequence[Report]) -> str:
     programs, lines = sum(one.programs for one in reports), sum(one.lines for one in reports)
     broken = sorted({one.law for one in reports if one.law})
     laws = ", ".join(map(str, broken))
-    end = f"law {laws} is broken" if broken else "a process died" if any(one.story for one in reports) else ""
-    return f"{programs:,} programs, {lines:,} steps: {end or 'every law holds'}"
+    held = "every law holds" if programs else "nothing was checked"
+    died = "a process died" if any(one.story for one in reports) else held
+    end = f"law {laws} is broken" if broken else died
+    return f"{programs:,} programs, {lines:,} steps: {end}"
 
 
 def picture(reports: Sequence[Report], width: int, *, whole: bool = True) -> Group:

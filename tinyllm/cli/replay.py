@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from tinyllm.cli import reading
 from tinyllm.cli.impl import REFERENCE, Exec, Impl, chosen
 from tinyllm.cli.screen import fail, terminal
 
@@ -25,12 +26,12 @@ def replay(
     from tinyllm.testing.implementation import ImplementationError, load  # noqa: PLC0415 - heavy
     from tinyllm.testing.laws import LawBroken  # noqa: PLC0415
     from tinyllm.testing.run import Run  # noqa: PLC0415
-    from tinyllm.testing.trace import NotOffered, TraceError, parse  # noqa: PLC0415
+    from tinyllm.testing.trace import NotOffered, TraceError, parse, program  # noqa: PLC0415
 
     console = terminal()
     impl = chosen(impl, command)
     try:
-        text = file.read_text(encoding="utf-8")
+        text = reading.text(file)
         run = Run(load(impl))
     except (OSError, UnicodeDecodeError) as error:
         fail(USAGE, f"{file} cannot be read: {getattr(error, 'strerror', None) or error}")
@@ -38,7 +39,7 @@ def replay(
         fail(USAGE, str(error))
     number, lines = 0, text.splitlines()
     try:
-        parse(text)
+        program(text)
         while number < len(lines):
             number += 1
             for op in parse(lines[number - 1]):

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from tinyllm.cli import traces
+from tinyllm.cli import reading, traces
 from tinyllm.cli.pool import Pool
 from tinyllm.cli.reach import Report, picture
 from tinyllm.cli.slice import Slice, again, search
@@ -107,7 +107,7 @@ class Search:
         runs = {}
         for path in traces.known(self._folder):
             try:
-                text = path.read_text(encoding="utf-8", errors="replace")
+                text = reading.kept(path).decode("utf-8", errors="replace")
             except OSError as error:
                 self._say(f"{path}: not run: {error.strerror}")
                 continue

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from tinyllm.cli import reading
 from tinyllm.cli.gate import check_writable, write
 from tinyllm.cli.impl import REFERENCE, Exec
 from tinyllm.cli.screen import fail, terminal
@@ -45,6 +46,7 @@ def show(
 
     Examples: `tinyllm show --example`, `tinyllm show x.trace paged.py --step`
     """
+    from tinyllm.testing.contract import capabilities  # noqa: PLC0415
     from tinyllm.testing.film import EXAMPLE, roll  # noqa: PLC0415 - heavy
     from tinyllm.testing.film.words import short  # noqa: PLC0415
     from tinyllm.testing.implementation import ImplementationError, load  # noqa: PLC0415
@@ -59,6 +61,7 @@ def show(
     name = "the example" if file is None else "stdin" if str(file) == "-" else str(file)
     try:
         factory = load(f"exec:{command}" if command else impl)
+        capabilities(factory)
     except (ImplementationError, ValueError) as error:
         fail(USAGE, str(error))
 
@@ -101,7 +104,7 @@ def _source(file: Path | None, impl: str | None, *, example: bool) -> tuple[Path
 
 def _read(file: Path) -> str:
     try:
-        return (sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()).decode("utf-8")
+        return reading.stdin() if str(file) == "-" else reading.text(file)
     except (OSError, UnicodeDecodeError) as error:
         fail(USAGE, f"{file} cannot be read: {getattr(error, 'strerror', None) or error}")
 

@@ -87,14 +87,14 @@ def _search(send: Send, impl: str, seed: int, seconds: float, flight: str) -> An
 def _again(send: Send, impl: str, trace: str) -> Any:
     from tinyllm.testing.implementation import ImplementationError, load  # noqa: PLC0415 - heavy
     from tinyllm.testing.run import Run  # noqa: PLC0415
-    from tinyllm.testing.trace import NotOffered, TraceError, parse  # noqa: PLC0415
+    from tinyllm.testing.trace import NotOffered, TraceError, program  # noqa: PLC0415
     from tinyllm.testing.watch import watch_over  # noqa: PLC0415
 
     try:
         factory = load(impl)
         with watch_over(factory):
             run = Run(factory)
-            for op in parse(trace):
+            for op in program(trace):
                 send(None)  # a program that takes minutes is no silence
                 run.step(op)
             run.finish()

@@ -12,7 +12,7 @@ from tinyllm.cli.gate import check_writable
 from tinyllm.cli.grade import Jobs, at_least
 from tinyllm.cli.impl import REFERENCE, Exec, Impl, chosen
 from tinyllm.cli.pool import On, pool
-from tinyllm.cli.reach import Report
+from tinyllm.cli.reach import NOTHING, Report
 from tinyllm.cli.screen import fail, terminal
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ def soak(
     work = Search(console, report, part, traces)
     with pool(executor, jobs, lambda: _luggage(impl)) as workers:
         work.run(workers, seconds)
+    if report.code == 0 and not report.programs:
+        work.stop(USAGE, NOTHING)
     if json:
         try:
             files.write(json, report.as_json())

@@ -1,9 +1,11 @@
 """Hold a cache to everything the kit has: the catalogue, the directed cases, the machine."""
 
+import math
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from hypothesis import Verbosity
@@ -15,12 +17,15 @@ from tinyllm.testing.catalogue import CATALOGUE
 from tinyllm.testing.contract import CAPABILITIES, Factory, capabilities
 from tinyllm.testing.directed import DIRECTED
 from tinyllm.testing.laws import LawBroken
-from tinyllm.testing.look import named
+from tinyllm.testing.look import named, warnings_told
 from tinyllm.testing.machine import CacheMachine, Stopped, shard
 from tinyllm.testing.profiles import profile
 from tinyllm.testing.shrink import shorten
 from tinyllm.testing.trace import NotOffered
-from tinyllm.testing.watch import Watch, Watched, watch_over, watched
+from tinyllm.testing.watch import CutShort, Watch, Watched, left, limited, watch_over, watched
+
+SECONDS = 20.0  # that the calls of one check may take; those of a quick cache take two
+PROGRAM = 0.5  # the same for each program of the machine, of which most take a hundredth
 
 
 @dataclass(frozen=True)
@@ -37,8 +42,8 @@ class Report:
 class Check(NamedTuple):
     """One named check of a factory.
 
-    `run` raises AssertionError, of which LawBroken is one, or NotOffered when the check needs more than the
-    implementation promises.
+    `run` raises AssertionError, of which LawBroken is one; NotOffered when the check needs more than the
+    implementation promises; CutShort when all was right until its calls had taken long enough.
     """
 
     kind: str  # catalogue, directed or machine
@@ -57,17 +62,28 @@ def checks(factory: Factory, machine: type[CacheMachine], settings: Settings) ->
     watch = watch_over(factory)
     beyond: list[LawBroken] = []
 
-    def entry(name: str) -> Check:
-        return Check("catalogue", name, lambda: run_entry(factory, name, watch))
+    def check(kind: str, name: str, act: Callable[[], None], seconds: float = SECONDS) -> Check:
+        return Check(kind, name, lambda: in_time(act, seconds))
 
-    def case(name: str) -> Check:
-        return Check("directed", name, lambda: run_directed(factory, name, watch, beyond))
+    def search() -> None:
+        run_machine(factory, machine, settings, watch, beyond)
 
     return [
-        *(entry(name) for name in CATALOGUE),
-        *(case(name) for name in DIRECTED),
-        Check("machine", "random programs", lambda: run_machine(factory, machine, settings, watch, beyond)),
+        *(check("catalogue", name, partial(run_entry, factory, name, watch)) for name in CATALOGUE),
+        *(check("directed", name, partial(run_directed, factory, name, watch, beyond)) for name in DIRECTED),
+        check("machine", "random programs", search, search_seconds(settings)),
     ]
+
+
+def in_time(act: Callable[[], None], seconds: float) -> None:
+    """Run one check. Raises CutShort when its calls take longer than so many seconds together."""
+    with limited(seconds):
+        act()
+
+
+def search_seconds(settings: Settings) -> float:
+    """What the programs of the machine may take together."""
+    return max(SECONDS, PROGRAM * settings.max_examples)
 
 
 def run_entry(factory: Factory, name: str, watch: Watch | None = None) -> None:
@@ -79,7 +95,7 @@ def run_entry(factory: Factory, name: str, watch: Watch | None = None) -> None:
         return Watched(watched(lambda: factory(*sizes)))
 
     make.capabilities = capabilities(factory)  # type: ignore[attr-defined]
-    with watch or watch_over(factory):
+    with watch or watch_over(factory), warnings_told():
         CATALOGUE[name].test(make)
 
 
@@ -90,7 +106,7 @@ def run_directed(
 
     `beyond` receives what only the methods beyond the ten show; the first of it alone is shortened and told.
     """
-    with watch or watch_over(factory):
+    with watch or watch_over(factory), warnings_told():
         try:
             DIRECTED[name](factory)
         except LawBroken as broken:
@@ -110,9 +126,7 @@ def run_machine(
         found = list(beyond or [])
         machine.beyond = found
         try:
-            run_state_machine_as_test(machine, settings=quiet)
-            if found:
-                raise found[0]
+            _search(machine, quiet, found)
         except Stopped as stopped:
             raise shortest(factory, stopped.broken) from None
         except LawBroken as broken:
@@ -125,6 +139,24 @@ def run_machine(
             raise _plain(flaky) from None
 
 
+def _search(machine: type[CacheMachine], settings: Settings, found: list[LawBroken]) -> None:
+    """Raises the law that breaks; CutShort, after the program under way, if none does in time."""
+    started = time.monotonic()
+    machine.ends = started + left()
+    try:
+        with limited(math.inf):
+            run_state_machine_as_test(machine, settings=settings)
+    except (CutShort, Flaky):  # which it seems to be that was cut short while it was made shorter
+        if time.monotonic() < machine.ends:
+            raise
+        if known := machine.broken or found:
+            raise known[-1] from None
+        many, took = machine.tally["programs"], time.monotonic() - started
+        raise CutShort(f"cut short after {many:,} programs in {took:.0f} s") from None
+    if found:
+        raise found[0]
+
+
 def check_cache(factory: Factory, *, settings: Settings | None = None, seed: int = 0) -> Report:
     """Hold a cache to the catalogue, the directed cases and the machine; works outside pytest too.
 
@@ -135,7 +167,7 @@ def check_cache(factory: Factory, *, settings: Settings | None = None, seed: int
         seed: which programs the machine draws.
 
     Returns:
-        What was checked and what was not.
+        What was checked, and what was not, or not to its end because the cache is slow.
 
     Raises:
         LawBroken: with the law's number, the shortest program that shows it, and the story.
@@ -154,8 +186,9 @@ def check_cache(factory: Factory, *, settings: Settings | None = None, seed: int
             if not broken.beyond:
                 raise
             beyond = beyond or broken  # to be told if the ten methods are right
-        except NotOffered as needed:
-            missing.append(f"{check.kind}: {check.name} needs {needed}")
+        except (NotOffered, CutShort) as why:
+            needs = "needs " if isinstance(why, NotOffered) else ""
+            missing.append(f"{check.kind}: {check.name} {needs}{why}")
             continue
         except BaseException as error:  # the panic of a Rust engine is no Exception
             if check.kind != "catalogue" or isinstance(error, KeyboardInterrupt):

@@ -4,6 +4,9 @@ An implementation need not inherit from anything here: ten methods of these name
 that takes the five sizes of `Config` in order (a class is one).
 """
 
+import contextlib
+import inspect
+import reprlib
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -90,7 +93,7 @@ CAPABILITIES = {
     "contents": "it stores K and V itself (law 3); else the kit does, through the block tables",
     "exact-errors": "a bad argument raises the very class that law 15 names, not just any error",
 }
-"""What an implementation may lack, and the promise it stands for. Declared as `capabilities`, a frozenset
+"""What an implementation may lack, and the promise it stands for. Declared as `capabilities`, a set of names
 on the class or factory; without a declaration everything is promised, and so everything is checked."""
 
 EXTENSIONS = {
@@ -103,19 +106,42 @@ EXTENSIONS = {
 """Methods beyond the ten, as `PagedKVCache` has them. One that is there is held to its law."""
 
 
+def stated(thing: object, name: str, default: Any = None) -> Any:
+    """An attribute that somebody has written down.
+
+    Of an object that answers any name (a mock, a stub), what stands in it or in its class; a proxy that
+    forwards what is there, and refuses the rest, is asked as any other.
+    """
+    made_up = object()
+    with contextlib.suppress(AttributeError):
+        if getattr(thing, "a_name_that_nobody_has_written_down", made_up) is not made_up:
+            inspect.getattr_static(thing, name)
+        return getattr(thing, name, default)
+    return default
+
+
 def extensions(cache: object) -> frozenset[str]:
     """Which of `EXTENSIONS` a cache has."""
-    return frozenset(name for name in EXTENSIONS if callable(getattr(cache, name, None)))
+    return frozenset(name for name in EXTENSIONS if callable(stated(cache, name)))
 
 
 def capabilities(factory: Factory) -> frozenset[str]:
     """What `factory` (or the object it is a method of) declares, or everything.
 
     Raises:
-        ValueError: a declared name that is not in `CAPABILITIES`.
+        ValueError: what is declared is no set, list or tuple of names in `CAPABILITIES`.
     """
-    owner = getattr(factory, "__self__", factory)
-    declared = frozenset(getattr(owner, "capabilities", CAPABILITIES))
-    if unknown := declared - CAPABILITIES.keys():
-        raise ValueError(f"unknown capabilities {sorted(unknown)}; known are {sorted(CAPABILITIES)}")
-    return declared
+    known = f"a set of names, of {', '.join(sorted(CAPABILITIES))}"
+    owner = stated(factory, "__self__", factory)
+    try:
+        declared = stated(owner, "capabilities", frozenset(CAPABILITIES))
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ValueError(f"capabilities cannot be read ({what}); it must be {known}") from error
+    if not isinstance(declared, (set, frozenset, list, tuple)):
+        what = f"{reprlib.repr(declared)} ({type(declared).__name__})"
+        raise ValueError(f"capabilities is {what}; it must be {known}")  # noqa: TRY004 - one class for all
+    for name in declared:
+        if not isinstance(name, str) or name not in CAPABILITIES:
+            raise ValueError(f"capabilities has {reprlib.repr(name)}; it must be {known}")
+    return frozenset(declared)

@@ -6,6 +6,7 @@ take too long as one, is asked in plain calls by `extremes.py`.
 """
 
 import re
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -15,6 +16,7 @@ from tinyllm.testing.contract import Factory
 from tinyllm.testing.machine import SPECIAL
 from tinyllm.testing.run import Run, replay
 from tinyllm.testing.trace import FORMS, Op, encode
+from tinyllm.testing.watch import CutShort, left
 
 UNEVEN = """
 new 12 2 3 2 2
@@ -244,15 +246,23 @@ def _many_blocks() -> str:
 
 
 def _forks(factory: Factory) -> None:
-    """As many as overflow a short; what a byte is enough for is told as a program."""
-    extremes.many_forks(factory, 300, lambda: replay(factory, TRACES["256 forks of one block"]))
-    extremes.many_forks(factory, 70_000)
+    """As many as overflow a short, if there is time; what a byte is enough for is told as a program."""
+    few, many = 300, 70_000
+    started = time.monotonic()
+    extremes.many_forks(factory, few, lambda: replay(factory, TRACES["256 forks of one block"]))
+    each = (time.monotonic() - started) / few
+    count = int(min(many, left() / max(each, 1e-9)))
+    if count > few:
+        extremes.many_forks(factory, count)
+    if count < many:
+        raise CutShort(f"cut short after {max(few, count):,} forks, {1000 * each:.3g} ms each")
 
 
 def _program(text: str) -> Callable[[Factory], None]:
     def case(factory: Factory) -> None:
         for part in re.split(r"^(?=new )", text, flags=re.MULTILINE):
-            replay(factory, part)  # a program of its own each, so that what is told is short
+            if part.strip():
+                replay(factory, part)  # a program of its own each, so that what is told is short
 
     return case
 

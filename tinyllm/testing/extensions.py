@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from tinyllm.testing.laws import LAWS, LawBroken, View, bits
-from tinyllm.testing.look import attempt, named
+from tinyllm.testing.look import attempt, named, shown
 
 
 def check_need(cache: Any, args: tuple[int | float, ...], cost: int) -> None:
@@ -14,7 +14,7 @@ def check_need(cache: Any, args: tuple[int | float, ...], cost: int) -> None:
     call = f"blocks_needed({', '.join(map(str, args))})"
     found = _ask(16, lambda: cache.blocks_needed(*args), call)
     if isinstance(found, bool) or not isinstance(found, (int, np.integer)) or found != cost:
-        raise LawBroken(16, "blocks needed", f"{call} == {cost}", repr(found))
+        raise LawBroken(16, "blocks needed", f"{call} == {cost}", shown(found))
 
 
 def check_extensions(cache: Any, extends: frozenset[str], view: View, block_size: int) -> None:
@@ -36,7 +36,7 @@ def _check_books(cache: Any) -> None:
     """The law that `check` itself names is the one that is broken; 19 when it names none, or fails."""
     _, error = attempt(cache.check)
     if error is not None:
-        says = re.match(r"law (\d+)\b", str(error)) if isinstance(error, AssertionError) else None
+        says = re.match(r"\w+: law (\d+)\b", named(error)) if isinstance(error, AssertionError) else None
         law = int(says[1]) if says and int(says[1]) in LAWS else 19
         raise LawBroken(law, "books", "check() passes", named(error)) from error
 
@@ -53,10 +53,10 @@ def _check_page_table(cache: Any, seqs: list[int], layer: int, view: View, block
     call = f"page_table({seqs}, {layer})"
     arrays = _ask(18, lambda: cache.page_table(seqs, layer), call)
     if not isinstance(arrays, tuple) or len(arrays) != 3:
-        raise LawBroken(18, "page table", f"{call} is indptr, indices and last_page_len", repr(arrays))
+        raise LawBroken(18, "page table", f"{call} is indptr, indices and last_page_len", shown(arrays))
     for array in arrays:
         if not isinstance(array, np.ndarray) or array.dtype != np.int32 or array.ndim != 1:
-            raise LawBroken(18, "page table", f"{call} gives flat int32 arrays", repr(array))
+            raise LawBroken(18, "page table", f"{call} gives flat int32 arrays", shown(array))
     lens = [view.lens[seq][layer] for seq in seqs]
     rows = [view.tables[seq][: -(-n // block_size)] for seq, n in zip(seqs, lens, strict=True)]
     indptr = [0]
@@ -77,7 +77,7 @@ def _check_runs(cache: Any, seq: int, layer: int, view: View) -> None:
         whole = bits(seen)
         pieces = [pair[i] for pair in runs]
         if not all(isinstance(a, np.ndarray) and a.dtype == np.float16 and a.ndim == 3 for a in pieces):
-            raise LawBroken(20, "runs", f"{name} of {call} is float16 [H, n, D]", repr(pieces))
+            raise LawBroken(20, "runs", f"{name} of {call} is float16 [H, n, D]", shown(pieces))
         if any(piece.flags.writeable for piece in pieces):
             raise LawBroken(20, "runs", f"{name} of {call} is read-only", "it can be written")
         joined = _ask(

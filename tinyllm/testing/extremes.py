@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from tinyllm.testing.contract import Factory, capabilities
 from tinyllm.testing.laws import LawBroken
-from tinyllm.testing.look import LAW_OF, attempt, named, shown
+from tinyllm.testing.look import attempt, failed, named, shown
 from tinyllm.testing.oracle import half
 from tinyllm.testing.run import Run
 from tinyllm.testing.trace import parse
+from tinyllm.testing.watch import CutShort
 
 NAMES = {"add_seq": "add", "block_table": "table", "seq_len": "len", "num_free_blocks": "stats"}
 MEGABYTE = 1 << 20
@@ -38,8 +39,7 @@ class _Asked:
     def __call__(self, method: str, *args: Any) -> Any:
         answer, error = attempt(lambda: getattr(self.cache, method)(*args))
         if error is not None:
-            name = NAMES.get(method, method)
-            raise LawBroken(LAW_OF[name], name, f"{_call(method, args)} succeeds", named(error)) from error
+            raise failed(NAMES.get(method, method), _call(method, args), error) from error
         return answer
 
     def append(self, seq: Any, first: int, tokens: int, layer: Any = 0) -> None:
@@ -97,7 +97,8 @@ def many_forks(factory: Factory, count: int, tell: Callable[[], object] | None =
         cache.holds(13, 250, [])
     except LawBroken:
         if tell is not None:
-            tell()
+            with contextlib.suppress(CutShort):
+                tell()
         raise
 
 

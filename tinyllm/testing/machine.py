@@ -12,7 +12,9 @@ Every step is a line of a trace, run and checked by `Run`. The numbers below wer
 planted bugs a random program finds: layers must be appended to unevenly, and forked while they are uneven.
 """
 
+import math
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -29,7 +31,7 @@ from tinyllm.testing.laws import LawBroken, Place
 from tinyllm.testing.profiles import current_profile
 from tinyllm.testing.run import Run
 from tinyllm.testing.trace import FORMS, Op
-from tinyllm.testing.watch import NotReturned
+from tinyllm.testing.watch import CutShort, NotReturned
 
 IDS = range(4)  # few, so that ids are used again
 BLOCKS = (2, 9)  # tiny pools fill up, and what is freed is soon used again
@@ -137,6 +139,8 @@ class CacheMachine(RuleBasedStateMachine):
     beyond: ClassVar[list[LawBroken] | None] = None
     """Receives, where it is a list, the first broken law that only what goes beyond the ten methods shows;
     the search goes on then, for the ten methods come first."""
+    ends: ClassVar[float] = math.inf
+    """When no other program is to follow: then `teardown` raises CutShort."""
     broken: ClassVar[list[LawBroken]] = []
     """The last law that was seen broken: Hypothesis drops it when the same program passes the next time."""
 
@@ -282,6 +286,8 @@ class CacheMachine(RuleBasedStateMachine):
                 self._use_up()  # no law is broken, and the example was not cut short before its first step
         finally:
             self.tally.update(programs=1, lines=len(self.run.ops))
+        if time.monotonic() >= self.ends:  # and not within a program, which Hypothesis would take for flaky
+            raise CutShort
 
     def _use_up(self) -> None:
         try:

@@ -5,6 +5,7 @@ blocks with the cache it judges. Of paging it knows only names: `tables` gives e
 never used again, which is enough to say how long a table is, which tables share, and what an append costs.
 """
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -91,20 +92,23 @@ class Oracle:
 
     def cost(self, seq: int, layer: int, tokens: int) -> int:
         """Blocks that appending `tokens` positions takes (law 9)."""
-        return sum(block >= self._next for block in self._written(seq, layer, tokens))
+        table, (first, end) = self.tables[seq], self._touched(seq, layer, tokens)
+        return len(self._shared(seq, table[first:end])) + max(0, end - len(table))
 
     def _written(self, seq: int, layer: int, tokens: int) -> list[int]:
         """The table after an append; new blocks are numbered from `_next`."""
-        table = list(self.tables[seq])
+        table, (first, end) = list(self.tables[seq]), self._touched(seq, layer, tokens)
+        shared = self._shared(seq, table[first:end])
+        fresh = itertools.count(self._next)
+        table[first:end] = [next(fresh) if block in shared else block for block in table[first:end]]
+        return table + [next(fresh) for _ in range(len(table), end)]
+
+    def _touched(self, seq: int, layer: int, tokens: int) -> tuple[int, int]:
+        """The first block that an append writes into, and the one after the last, there or not."""
+        start, size = self.contents[seq][layer][0].shape[1], self.config.block_size
+        return start // size, -(-(start + tokens) // size)
+
+    def _shared(self, seq: int, blocks: list[int]) -> set[int]:
+        """Those that another table holds as well."""
         others = {b for other, held in self.tables.items() if other != seq for b in held}
-        start = self.contents[seq][layer][0].shape[1]
-        fresh = self._next
-        for position in range(start, start + tokens):
-            i = position // self.config.block_size
-            if i == len(table):
-                table.append(fresh)
-                fresh += 1
-            elif table[i] in others:
-                table[i] = fresh
-                fresh += 1
-        return table
+        return others.intersection(blocks)

@@ -4,7 +4,12 @@ Pytest loads this in every project that has tinyllm installed: so nothing heavy 
 happens unless it is asked for.
 """
 
+import os
 import random
+import shlex
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +24,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--cache-impl",
         metavar="IMPL",
         default=None,
-        help="the cache to check with `--pyargs tinyllm.testing`: "
-        "pkg.module, pkg.module:Class or path/to/paged.py",
+        help="the cache to check with `--pyargs tinyllm.testing`: pkg.module, pkg.module:Class or "
+        "path/to/paged.py; a path is given with `=`, or pytest takes its folder's configuration",
     )
     group.addoption(
         "--shards",
@@ -35,6 +40,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Settle the seed: given, or from the controller of xdist, or Hypothesis' own, or drawn."""
+    _refuse_a_space(shlex.split(os.environ.get("PYTEST_ADDOPTS", "")))
+    _refuse_a_space(config.invocation_params.args)
     shards = config.getoption("--shards")
     if shards < 1:
         raise pytest.UsageError(f"--shards is {shards}; it must be at least 1")
@@ -44,6 +51,17 @@ def pytest_configure(config: pytest.Config) -> None:
     if given is None:
         given = config.getoption("--hypothesis-seed", None)
     config.stash[SEED] = int(given) if str(given).isdigit() else random.getrandbits(32)
+
+
+def _refuse_a_space(args: Sequence[str | os.PathLike[str]]) -> None:
+    """Before it knows our options, pytest takes a path after a space for that of tests."""
+    words = [os.fspath(arg) for arg in args]
+    for option, given in pairwise(words):
+        if option == "--cache-impl" and Path(given.partition("::")[0]).exists():
+            raise pytest.UsageError(
+                f"--cache-impl {given}: write --cache-impl={given}; after a space pytest takes the path for "
+                "one of its arguments, and the configuration of its folder for the one of this run"
+            )
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -77,11 +95,14 @@ def cache_shard(request: pytest.FixtureRequest) -> int:
 @pytest.fixture(scope="session")
 def cache_factory(request: pytest.FixtureRequest) -> Any:
     """The cache that `--cache-impl` names; the reference by default."""
-    from tinyllm.testing.implementation import DEFAULT, ImplementationError, load  # noqa: PLC0415 - heavy
+    from tinyllm.testing.contract import capabilities  # noqa: PLC0415 - heavy
+    from tinyllm.testing.implementation import DEFAULT, ImplementationError, load  # noqa: PLC0415
 
     try:
-        return load(request.config.getoption("--cache-impl") or DEFAULT)
-    except ImplementationError as error:
+        factory = load(request.config.getoption("--cache-impl") or DEFAULT)
+        capabilities(factory)
+    except (ImplementationError, ValueError) as error:
         if hasattr(request.config, "workerinput"):  # of xdist, which takes an exit for a crash
             pytest.fail(f"--cache-impl: {error}", pytrace=False)
         pytest.exit(f"--cache-impl: {error}", returncode=2)
+    return factory

@@ -4,19 +4,35 @@ Everything in the kit that touches a cache does it here: the machine, the direct
 planted bug, a counterexample that is replayed. So whatever fails anywhere is a trace, and fails again.
 """
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
 
 from tinyllm.testing import laws, trace
 from tinyllm.testing.contract import Config, Factory, PagedCache, capabilities, extensions
 from tinyllm.testing.extensions import check_extensions, check_need
 from tinyllm.testing.laws import JUNK, LawBroken, Step, View
-from tinyllm.testing.look import LAW_OF, Answer, attempt, image, look, named, scribble
+from tinyllm.testing.look import (
+    Answer,
+    attempt,
+    failed,
+    image,
+    look,
+    named,
+    scribble,
+    warnings_told,
+)
 from tinyllm.testing.oracle import Oracle
 from tinyllm.testing.story import tell
-from tinyllm.testing.trace import FORMS, NotOffered, Op, TraceError, parse
+from tinyllm.testing.trace import (
+    FORMS,
+    NotOffered,
+    Op,
+    TooLarge,
+    TraceError,
+    check_sizes,
+    pool_bytes,
+    program,
+)
 from tinyllm.testing.watch import NotReturned
 
 CHECKS: dict[Callable[[Step, Oracle], None], frozenset[str]] = {
@@ -28,6 +44,7 @@ CHECKS: dict[Callable[[Step, Oracle], None], frozenset[str]] = {
     laws.check_cost: frozenset({"counts", "exact-cost"}),
 }
 """The checks of what can be counted, in order, and the capabilities that each needs."""
+SMALL = 1 << 26  # bytes of a pool that any machine has room for
 CONTENTS = [partial(laws.check_contents, own=False), partial(laws.check_contents, own=True)]
 
 
@@ -139,6 +156,7 @@ class Run:
 
     def _due(self, op: Op) -> tuple[frozenset[str], int]:
         """The errors, and the blocks that the line takes if its arguments are right."""
+        check_sizes(op, self.config)
         if op.name == "new":
             return frozenset(_wrong_sizes(op.args)), 0
         if self._cache is None:
@@ -206,7 +224,8 @@ class Run:
     def _told(self, act: Callable[[], None]) -> None:
         """Let a broken law out with its program and its story."""
         try:
-            act()
+            with warnings_told():
+                act()
         except LawBroken as broken:
             broken.trace = "".join(f"{op}\n" for op in self.ops)
             broken.story = tell(broken, self.factory, self.oracle, self.view)
@@ -228,8 +247,9 @@ class Run:
             self._refused(op, expected, raised)
             return
         if raised is not None:
-            law = 3 if isinstance(raised, Warning) else LAW_OF[op.name]
-            raise LawBroken(law, op.name, f"'{op}' succeeds", named(raised)) from raised
+            if self._too_large(op, raised):
+                raise TooLarge(f"'{op}' needs more memory than this machine has: {named(raised)}") from raised
+            raise failed(op.name, f"'{op}'", raised) from raised
         if op.name == "new":
             self._cost = 0
         self._tell_oracle(op)
@@ -245,6 +265,12 @@ class Run:
             layer = None  # all of them were appended to
         self._step = Step(op.name, seq, layer, self._cost, before, self.view, self._tables)
         self._cost, self._tables = 0, dict(self.oracle.tables)  # it replaces a table, and changes none
+
+    def _too_large(self, op: Op, raised: BaseException) -> bool:
+        """Whether memory may well be wanting; for a small pool there is enough, and the cache is wrong."""
+        sizes = op if op.name == "new" else Op("new", self.config)
+        names = _names(raised)
+        return "MemoryError" in names and "OutOfBlocks" not in names and pool_bytes(sizes) > SMALL
 
     def _ask_need(self, op: Op, price: int) -> LawBroken | None:
         """What is wrong with what `blocks_needed` says of the line, if anything."""
@@ -277,6 +303,8 @@ class Run:
         law = 9 if "OutOfBlocks" in expected else 14 if self.closed else 15
         if raised is None:
             raise LawBroken(law, op.name, f"'{op}'", "it was accepted")
+        if isinstance(raised, RuntimeWarning):
+            raise failed(op.name, f"'{op}'", raised) from raised
         names = _names(raised)
         exact = "exact-errors" in self.offers or law == 9 or "OutOfBlocks" in names
         if isinstance(raised, NotReturned) or (exact and not names & expected):
@@ -300,8 +328,7 @@ class Run:
             self._values = k.copy(), v.copy()  # what becomes of the others is the cache's doing
             given = FORMS[op.form].make(k, v) if op.form else (k, v)
             left = image(given[0]), image(given[1])
-            strict = Warning if op.data is not None else RuntimeWarning
-            error = self._raises(lambda cache: cache.append(op.args[0], op.args[1], *given), strict)
+            _, error = attempt(lambda cache: cache.append(op.args[0], op.args[1], *given), self._cache)
             if (image(given[0]), image(given[1])) != left:
                 raise LawBroken(12, "arguments", f"'{op}' leaves K and V as they were", "it wrote into them")
             for array in given:
@@ -310,7 +337,7 @@ class Run:
         if op.name == "new":
             return self._new(op)
         method = {"add": "add_seq", "table": "block_table", "len": "seq_len"}.get(op.name, op.name)
-        return self._raises(lambda cache: getattr(cache, method)(*op.args))
+        return attempt(lambda cache: getattr(cache, method)(*op.args), self._cache)[1]
 
     def _new(self, op: Op) -> BaseException | None:
         cache, error = attempt(lambda: self.factory(*op.args))  # type: ignore[arg-type]
@@ -318,16 +345,6 @@ class Run:
             self._cache, self.closed, self.extends = cache, False, extensions(cache)
             self._wrong_need = None
         return error
-
-    def _raises(
-        self, call: Callable[[Any], Any], strict: type[Warning] | None = None
-    ) -> BaseException | None:
-        """The error of a call; a warning of the class `strict` is one too: rounding never warns (law 3)."""
-        if strict is None:
-            return attempt(call, self._cache)[1]
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", strict)
-            return attempt(call, self._cache)[1]
 
     def _tell_oracle(self, op: Op) -> None:
         args = tuple(int(a) for a in op.args)
@@ -346,9 +363,14 @@ class Run:
 
 
 def replay(factory: Factory, text: str) -> Run:
-    """Run a trace on a new cache, checking every law after each line. Raises LawBroken or TraceError."""
+    """Run a trace on a new cache, checking every law after each line.
+
+    Raises:
+        LawBroken: with the program up to the line that breaks it.
+        TraceError: there is nothing to run, or the trace cannot be read, or lies; or it is TooLarge.
+    """
     run = Run(factory)
-    for op in parse(text):
+    for op in program(text):
         run.step(op)
     run.finish()
     return run

@@ -3,6 +3,7 @@
 Hypothesis shrinks what the machine draws; this finishes the job, and does it for directed cases as well.
 """
 
+import contextlib
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -10,30 +11,33 @@ from tinyllm.testing.contract import Factory
 from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.run import replay
 from tinyllm.testing.trace import ARGUMENTS, Op, TraceError, parse
-from tinyllm.testing.watch import NotReturned
+from tinyllm.testing.watch import CutShort, NotReturned, limited
 
 SEQUENCES = {"sequence", "parent", "child"}
 WORK = 100_000
 """What a search may cost, in looks at a sequence: seconds. A program of a few lines costs a tenth of it, but
 one that needs 128 forks is looked at so often that it stays a little longer than it could be. A call that has
 to be stopped counts for an eighth."""
+SECONDS = 60.0  # the same for a slow cache
 
 
 def shorten(factory: Factory, broken: LawBroken) -> LawBroken:
     """The same law broken by a smaller program: no line of it can go, and no number in it can be lower.
 
-    The search ends early where it costs more than `WORK`; then something of it might.
+    The search ends early where it costs more than `WORK`, or takes longer than `SECONDS`; then something of
+    it might.
     """
     left = WORK
     candidates = _smaller(parse(broken.trace))
-    while (ops := next(candidates, None)) is not None and left > 0:
-        left -= _work(ops)
-        smaller = _breaks(factory, ops)
-        if smaller is not None and isinstance(smaller.__cause__, NotReturned):
-            left -= WORK // 8
-        if smaller is not None and (smaller.law, smaller.beyond) == (broken.law, broken.beyond):
-            broken = smaller
-            candidates = _smaller(parse(broken.trace))
+    with contextlib.suppress(CutShort), limited(SECONDS):
+        while (ops := next(candidates, None)) is not None and left > 0:
+            left -= _work(ops)
+            smaller = _breaks(factory, ops)
+            if smaller is not None and isinstance(smaller.__cause__, NotReturned):
+                left -= WORK // 8
+            if smaller is not None and (smaller.law, smaller.beyond) == (broken.law, broken.beyond):
+                broken = smaller
+                candidates = _smaller(parse(broken.trace))
     return broken
 
 

@@ -20,7 +20,7 @@ from tinyllm.testing.machine import LAYERS, WIDE, CacheMachine, MachineRun, conf
 from tinyllm.testing.profiles import profile
 from tinyllm.testing.reach import Meter, Reached
 from tinyllm.testing.trace import Op
-from tinyllm.testing.watch import watch_over
+from tinyllm.testing.watch import beating, watch_over
 
 BLOCKS = (2, 64)
 SIZES = (1, 8)
@@ -159,12 +159,13 @@ def soak(
     body = {"runner": Recorded, "soaked": soaked, "told": staticmethod(told)}
     machine: Any = shard(type("SoakMachine", (SoakMachine,), body), seed, factory)
     settings = Settings(profile("deep"), max_examples=10**6)
-    with contextlib.suppress(TimeUp):
-        try:
-            run_machine(factory, machine, settings)
-        except LawBroken as broken:
-            soaked.broken = broken
-    if machine.beyond and not soaked.broken:
-        with watch_over(factory):
-            soaked.broken = shortest(factory, machine.beyond[0])
+    with beating(pulse):
+        with contextlib.suppress(TimeUp):
+            try:
+                run_machine(factory, machine, settings)
+            except LawBroken as broken:
+                soaked.broken = broken
+        if machine.beyond and not soaked.broken:
+            with watch_over(factory):
+                soaked.broken = shortest(factory, machine.beyond[0])
     return soaked

@@ -17,6 +17,8 @@
 does not advance i. A number that is not whole (`add 1.5`) is handed over as it is, to be refused.
 """
 
+import math
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -43,8 +45,25 @@ ARGUMENTS = {
 }
 
 
+MOST = {
+    "blocks": 2**31 - 1,  # ids are int32
+    "block size": 2**31 - 1,
+    "layers": 2**12,  # ten times as many as any model has; all of them are looked at after each line
+    "heads": 2**12,
+    "dims": 2**12,
+}
+"""What a size may be at most; a cache of larger ones cannot be run."""
+VALUES = 2**24  # of K, that one append hands over; what is longer is written as several
+ADDRESSED = 2**47  # bytes: of what a pool may take at most, if this machine has them
+SHOWN = 200  # characters of a line that a message quotes
+
+
 class TraceError(ValueError):
     """A trace that cannot be read, or that asks for what its own state forbids."""
+
+
+class TooLarge(TraceError):  # noqa: N818 - no error of anyone's
+    """A program for which this machine has too little memory, or that no machine could run."""
 
 
 class NotOffered(TraceError):  # noqa: N818 - no error of anyone's
@@ -158,15 +177,47 @@ def parse(text: str) -> list[Op]:
             try:
                 ops.append(_parse_line(words))
             except TraceError as error:
-                raise TraceError(f"line {number}: {error}: {line.strip()}") from None
+                raise TraceError(f"line {number}: {error}: {_cut(line.strip())}") from None
     return ops
+
+
+def program(text: str) -> list[Op]:
+    """The same of a text that has to be run. Raises TraceError also where there is no line at all."""
+    ops = parse(text)
+    if not ops:
+        raise TraceError("there is no line to run, and so nothing to check")
+    return ops
+
+
+def check_sizes(op: Op, config: Config) -> None:
+    """Raises TooLarge for a `new` or an `append` that no machine can run; `config` is that of the cache."""
+    if op.name == "append" and op.data is None:
+        most = VALUES // (config.n_kv_heads * config.d_head)
+        if op.args[2] > most:
+            raise TooLarge(f"'{op}' hands over too much at once: at most {most:,} tokens of this cache")
+    if op.name != "new":
+        return
+    for name, size in zip(ARGUMENTS["new"], op.args, strict=True):
+        if isinstance(size, int) and size > MOST[name]:
+            raise TooLarge(f"'{op}' is too large: {name} are at most {MOST[name]:,}")
+    if all(isinstance(size, int) and size > 0 for size in op.args) and pool_bytes(op) > ADDRESSED:
+        raise TooLarge(f"'{op}' is too large: a pool of {pool_bytes(op):,} bytes, at most {ADDRESSED:,}")
+
+
+def pool_bytes(op: Op) -> int:
+    """What K and V of a `new` take."""
+    return 4 * math.prod(map(int, op.args))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text):,} characters)"
 
 
 def _parse_line(words: list[str]) -> Op:
     refusal = form = ""
     name, *words = words
     if name not in ARGUMENTS:
-        raise TraceError(f"{name!r} is no operation; there are {', '.join(ARGUMENTS)}")
+        raise TraceError(f"{_cut(name)!r} is no operation; there are {', '.join(ARGUMENTS)}")
     if "!" in words:
         at = words.index("!")
         words, after = words[:at], words[at + 1 :]
@@ -195,11 +246,13 @@ def _number(word: str) -> int | float:
     try:
         return int(word)
     except ValueError:
-        pass
+        if word.lstrip("+-").isdecimal():
+            digits = sys.get_int_max_str_digits()
+            raise TraceError(f"{_cut(word)} is too long for a number, of {digits:,} digits at most") from None
     try:
         return float(word)
     except ValueError:
-        raise TraceError(f"{word!r} is no number") from None
+        raise TraceError(f"{_cut(word)!r} is no number") from None
 
 
 def _decode(word: str) -> Values:

@@ -1,17 +1,23 @@
 """A limit on how long one call of a cache may take, so that an endless loop is a finding with a program.
 
 Python code can only be stopped by a signal, and only in the main thread: elsewhere, and on Windows, nothing
-is limited. `watched` costs one addition a call; a timer looks now and then whether a call is still the one
-that it was the last time.
+is limited. A timer looks now and then whether a call is still the one that it was the last time.
+
+A cache that is slow is not wrong. What many calls may take together is limited too, everywhere, and ends
+between two calls (`limited`); how far a check came by then is told, and is no finding.
 """
 
+import contextlib
+import math
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
+
+from tinyllm.testing.contract import stated
 
 T = TypeVar("T")
 
@@ -20,22 +26,88 @@ HURRY = 20  # once a call has not returned, others are waited for this much shor
 TICK = 0.25  # seconds between two looks
 INSIST = 0.01  # and once the limit is over: a loop that catches everything is hit in its handler at last
 
+BEAT = 5.0  # seconds between two words of one who has nothing else to say, and is at work
+
 _calls = 0
+_ends = math.inf  # when the calls under way have taken long enough
+_beat: Callable[[], object] | None = None
+_beats = math.inf  # when to say so next
+_due = math.inf  # the earlier of the two
 
 
 class NotReturned(BaseException):
     """A call has taken too long, and was stopped."""
 
 
+class CutShort(BaseException):
+    """A check whose calls took long together has ended before its end; all that it saw was right."""
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Calls inside may take so long together: the first one after that is not made, but raises CutShort."""
+    global _ends  # noqa: PLW0603
+    began, before, calls = time.monotonic(), _ends, _calls
+    _ends = began + seconds
+    _wind()
+    try:
+        yield
+    except CutShort as cut:
+        if cut.args:  # it is told already
+            raise
+        took, calls = time.monotonic() - began, _calls - calls
+        each = f"{1000 * took / calls:.3g} ms each"
+        raise CutShort(f"cut short after {calls:,} calls in {took:.0f} s, {each}") from None
+    finally:
+        _ends = before
+        _wind()
+
+
+def left() -> float:
+    """Seconds that calls may still take."""
+    return _ends - time.monotonic()
+
+
+@contextlib.contextmanager
+def beating(beat: Callable[[], object]) -> Iterator[None]:
+    """Call `beat` every few seconds, between two calls of a cache."""
+    global _beat, _beats
+    before, _beat, _beats = (_beat, _beats), beat, time.monotonic() + BEAT
+    _wind()
+    try:
+        yield
+    finally:
+        _beat, _beats = before
+        _wind()
+
+
+def _wind() -> None:
+    global _due  # noqa: PLW0603
+    _due = min(_ends, _beats)
+
+
+def _strike(now: float) -> None:
+    """Do what is due."""
+    global _beats  # noqa: PLW0603
+    if now >= _ends:
+        raise CutShort
+    _beats = now + BEAT
+    _wind()
+    if _beat is not None:
+        _beat()
+
+
 def watch_over(factory: Any) -> "Watch":
     """A watch for the caches of a factory, which may know that they need more time."""
-    return Watch(max(LIMIT, getattr(factory, "patience", 0.0)))
+    return Watch(max(LIMIT, stated(factory, "patience", 0.0)))
 
 
 def watched(call: Callable[..., T], *args: Any) -> T:
     """Make a call that `Watch` may stop, with NotReturned: it looks for the frame of this function."""
     global _calls  # noqa: PLW0603 - what costs least
     _calls += 1
+    if (now := time.monotonic()) >= _due:
+        _strike(now)
     return call(*args)
 
 
@@ -43,6 +115,8 @@ def asked(cache: Any, method: str, args: tuple[Any, ...]) -> Any:
     """Call a method by its name, watched as well."""
     global _calls  # noqa: PLW0603
     _calls += 1
+    if (now := time.monotonic()) >= _due:
+        _strike(now)
     return getattr(cache, method)(*args)
 
 

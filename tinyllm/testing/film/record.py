@@ -7,7 +7,7 @@ from tinyllm.infer.paged import PagedKVCache
 from tinyllm.testing.contract import Config, Factory
 from tinyllm.testing.laws import LawBroken, View
 from tinyllm.testing.run import Run
-from tinyllm.testing.trace import NotOffered, Op, TraceError, parse
+from tinyllm.testing.trace import NotOffered, Op, TraceError, parse, program
 
 
 class Block(NamedTuple):
@@ -80,10 +80,11 @@ def roll(text: str, factory: Factory = PagedKVCache) -> Iterator[Frame]:
 
     Raises:
         LawBroken: the cache breaks a law, as `replay` has it; the frame of that line comes first.
-        TraceError: the text cannot be read, before any frame; or a line expects what no right cache does.
+        TraceError: the text cannot be read, or has no line, before any frame; or a line expects what no right
+            cache does, or is too large.
         NotOffered: the trace needs what the implementation does not offer, block tables above all.
     """
-    parse(text)
+    program(text)
     run, opened = Run(factory), False
     if "block-tables" not in run.offers:
         raise NotOffered("the implementation does not offer block-tables, and so nothing to be drawn")
@@ -119,7 +120,7 @@ def _step(run: Run, op: Op, number: int) -> LawBroken | None:
     except NotOffered as needed:
         raise NotOffered(f"line {number}: the implementation does not offer {needed}") from None
     except TraceError as error:
-        raise TraceError(f"line {number}: {error}") from None
+        raise type(error)(f"line {number}: {error}") from None
     return None
 
 

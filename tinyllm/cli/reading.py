@@ -1,0 +1,50 @@
+"""Read what a user names: whole, as UTF-8, and never for ever."""
+
+import errno
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+LARGEST = 1 << 26  # bytes of a file; a trace of a million lines has a quarter
+
+
+def text(path: Path) -> str:
+    """The text of a file, or of a pipe to its end. Raises OSError, or UnicodeDecodeError."""
+    return _read(path, kept=False).decode("utf-8")
+
+
+def kept(path: Path) -> bytes:
+    """What a file in a folder holds; it was named by nobody, and must be a regular one. Raises OSError."""
+    return _read(path, kept=True)
+
+
+def stdin() -> str:
+    """The text of standard input, to its end. Raises OSError, or UnicodeDecodeError."""
+    return _whole(sys.stdin.buffer, "stdin").decode("utf-8")
+
+
+def _read(path: Path, *, kept: bool) -> bytes:
+    with open(_opened(path, kept=kept), "rb") as file:
+        return _whole(file, str(path))
+
+
+def _whole(file: BinaryIO, name: str) -> bytes:
+    found = file.read(LARGEST + 1)
+    if len(found) > LARGEST:
+        raise OSError(errno.EFBIG, f"it has more than {LARGEST:,} bytes", name)
+    return found
+
+
+def _opened(path: Path, *, kept: bool) -> int:
+    """A descriptor. A pipe without a writer would be waited for when it is opened: it is empty instead."""
+    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    mode = os.fstat(number).st_mode
+    if stat.S_ISREG(mode) or not (kept or stat.S_ISDIR(mode)):
+        os.set_blocking(number, True)
+        return number
+    os.close(number)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "it is no regular file", str(path))
