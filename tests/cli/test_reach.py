@@ -3,6 +3,7 @@
 import html
 import io
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tinyllm.cli.reach import Report, picture
+from tinyllm.cli.reach import Report, headline, picture
 from tinyllm.testing.reach import FEATURES
 
 Invoke = Callable[..., Any]
@@ -98,3 +99,21 @@ def test_what_is_no_report(invoke: Invoke, tmp_path: Path, text: str) -> None:
     assert done.exit_code == 2
     assert "r.json " in done.stderr
     assert invoke("reach", "none.json").exit_code == 2
+
+
+def test_reports_without_a_program_are_no_pass(invoke: Invoke, tmp_path: Path) -> None:
+    nothing = saved(tmp_path / "0.json", programs=0, lines=0, reached=Counter())
+    done = invoke("reach", str(nothing), str(nothing))
+    assert done.exit_code == 2
+    assert "no program was run to its end, and so nothing was checked" in done.stderr
+    assert headline([Report.from_json(json.loads(nothing.read_text()))]).endswith(": nothing was checked")
+    assert invoke("reach", str(nothing), str(saved(tmp_path / "1.json"))).exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "empty", "pipe", "."])
+def test_what_is_no_report_is_refused_at_once(invoke: Invoke, tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").write_text("")
+    os.mkfifo(tmp_path / "pipe")
+    done = invoke("reach", name)
+    assert done.exit_code == 2
+    assert f"tinyllm: {name} " in done.stderr

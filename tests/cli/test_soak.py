@@ -1,13 +1,19 @@
 """`tinyllm soak`: what it finds is kept at once and run again first; however it ends, it says what it did."""
 
+import fcntl
 import json
+import os
+import pty
 import re
+import select
 import shlex
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
@@ -33,6 +39,7 @@ from .conftest import REFERENCE, plain_environment
 
 Call = Callable[..., Any]
 PASS, WEAK, USAGE, LOST, INTERRUPTED = 0, 1, 2, 6, 130
+CEILING = 300.0  # seconds, for what comes sooner on any machine
 AT_ONCE = "class PagedKVCache(Right):\n    def num_free_blocks(self): return -1\n"
 """Breaks law 5 with its first line."""
 
@@ -55,20 +62,32 @@ def write(tmp_path: Path) -> Callable[[str, str], Path]:
 
 
 @pytest.fixture
-def tinyllm_process(command: str, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Starts the command, in the test's own folder."""
+def terminal_process(command: str, tmp_path: Path) -> Iterator[Call]:
+    """Starts the command on a terminal: the process, and a function that reads what it has written there."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    started: list[subprocess.Popen[bytes]] = []
 
-    def start(*arguments: object) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [command, *map(str, arguments)],
-            cwd=tmp_path,
-            env=plain_environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+    def read() -> str:
+        assert select.select([ours], [], [], CEILING)[0], "it says nothing"
+        try:
+            return os.read(ours, 65536).decode(errors="replace")
+        except OSError:  # nobody is at the other end any more
+            return ""
+
+    def start(*arguments: object) -> tuple[subprocess.Popen[bytes], Call]:
+        line, env = [command, *map(str, arguments)], plain_environment(TERM="xterm-256color")
+        started.append(
+            subprocess.Popen(line, cwd=tmp_path, env=env, stdin=theirs, stdout=theirs, stderr=theirs)
         )
+        os.close(theirs)
+        return started[0], read
 
-    return start
+    yield start
+    os.close(ours)
+    for process in started:
+        process.kill()
+        process.wait()
 
 
 def folder(tmp_path: Path) -> list[str]:
@@ -77,7 +96,7 @@ def folder(tmp_path: Path) -> list[str]:
 
 
 def test_the_report_says_what_was_reached_and_what_was_not(tinyllm: Call, tmp_path: Path) -> None:
-    done = tinyllm("soak", "--for", "4s", "--seed", 5, "--json", "r.json")
+    done = tinyllm("soak", "--for", "1s", "--seed", 5, "--json", "r.json")
     assert done.returncode == PASS, done.stdout + done.stderr
     assert "PASS" in done.stdout
     assert "(seed 5, shard 1/1)" in done.stdout
@@ -86,7 +105,6 @@ def test_the_report_says_what_was_reached_and_what_was_not(tinyllm: Call, tmp_pa
     report = json.loads((tmp_path / "r.json").read_text())
     assert f"{report['programs']:,} programs, {report['steps']:,} steps" in done.stdout
     assert (report["seed"], report["shard"], report["exitCode"], report["law"]) == (5, "1/1", PASS, None)
-    assert report["seconds"] >= 4
     missed = [name for name, steps in report["reach"].items() if not all(steps.values())]
     assert len(missed) == len(report["notReached"])
     for one in report["notReached"]:
@@ -152,19 +170,35 @@ def test_a_law_broken_is_known_before_it_is_made_shorter(write: Call) -> None:
     assert "free " in found.soaked.broken.trace
 
 
-def test_traces_that_say_nothing(tinyllm: Call, tmp_path: Path) -> None:
+def test_traces_that_say_nothing(tinyllm: Call, tmp_path: Path, write: Call) -> None:
     """One that is damaged is told, and the night goes on."""
+    body = "class PagedKVCache(Right):\n    def __init__(self, *sizes):\n"
+    body += "        if sizes[0] == 100_000: raise MemoryError\n        super().__init__(*sizes)\n"
+    path = write("mine.py", body)
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept/half.trace").write_bytes(b"new 4 2 1 1 1\nadd 0\nappend 0 \xff")
     (tmp_path / "kept/good.trace").write_text("new 4 2 1 1 1\nadd 0\n")
     (tmp_path / "kept/notes.txt").write_text("not a trace")
     (tmp_path / "kept/folder.trace").mkdir()
     (tmp_path / "kept/gone.trace").symlink_to("nowhere")
-    done = tinyllm("soak", "--for", "1s", "--traces", "kept")
+    os.mkfifo(tmp_path / "kept/pipe.trace")
+    (tmp_path / "kept/endless.trace").symlink_to("/dev/zero")
+    with (tmp_path / "kept/long.trace").open("wb") as file:
+        file.truncate(2**40)  # takes no room
+    (tmp_path / "kept/empty.trace").write_text("# nothing\n")
+    (tmp_path / "kept/large.trace").write_text("new 100000 1024 8 8 128\nadd 0\n")
+    (tmp_path / "kept/append.trace").write_text("new 4 2 1 1 1\nadd 0\nappend 0 0 4000000000 ! OutOfBlocks\n")
+    done = tinyllm("soak", path, "--for", "1s", "--traces", "kept")
     assert done.returncode == PASS, done.stdout + done.stderr
     assert "kept/half.trace: not run: " in done.stdout
     assert "kept/folder.trace: not run: Is a directory" in done.stdout
     assert "kept/gone.trace: not run: No such file or directory" in done.stdout
+    assert "kept/pipe.trace: not run: it is no regular file" in done.stdout
+    assert "kept/endless.trace: not run: it is no regular file" in done.stdout
+    assert "kept/long.trace: not run: it has more than 67,108,864 bytes" in done.stdout
+    assert "kept/empty.trace: not run: there is no line to run" in done.stdout
+    assert re.search(r"kept/large.trace: not run: .* more memory than this machine has", done.stdout)
+    assert re.search(r"kept/append.trace: not run: .* at most 16,777,216 tokens", done.stdout)
     assert "1 known counterexamples hold, from kept" in done.stdout
     (tmp_path / "link").symlink_to("nowhere")
     refused = tinyllm("soak", "--for", "1s", "--traces", "link")
@@ -237,14 +271,13 @@ def test_ctrl_c_twice_while_a_program_is_made_shorter(command: str, tmp_path: Pa
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + CEILING
     while not folder(tmp_path) or not folder(tmp_path)[0].startswith("law-"):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    said, error = process.communicate(timeout=60)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+    said, error = process.communicate(timeout=CEILING)
     assert process.returncode == WEAK, said + error
     assert error == ""
     assert "law 7, fork" in said
@@ -254,13 +287,16 @@ def test_ctrl_c_twice_while_a_program_is_made_shorter(command: str, tmp_path: Pa
     assert (report["law"], report["trace"]) == (7, f"tinyllm-traces/{name}")
 
 
-def test_it_ends_with_its_report_when_it_is_told_to(tinyllm_process: Call, tmp_path: Path) -> None:
-    process = tinyllm_process("soak", "--for", "5m", "-j", 1, "--json", "r.json")
-    time.sleep(8)
+def test_it_ends_with_its_report_when_it_is_told_to(terminal_process: Call, tmp_path: Path) -> None:
+    """And not before a search has said that it has run a program."""
+    process, read = terminal_process("soak", "--for", "1h", "-j", 1, "--json", "r.json")
+    said = ""
+    while not re.search(r"[1-9][\d,]* programs, ", said):
+        said += read()
     process.terminate()
-    said, error = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM, said + error
-    assert error == ""
+    while more := read():
+        said += more
+    assert process.wait(timeout=CEILING) == 128 + signal.SIGTERM, said
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["programs"] > 0, "what a search had done by then is counted"
     assert f"PASS  {report['programs']:,} programs" in said
@@ -369,3 +405,13 @@ def test_nothing_is_left_behind(tinyllm: Call, tmp_path: Path) -> None:
     temporary.mkdir()
     assert tinyllm("soak", "--for", "1s", TMPDIR=str(temporary)).returncode == PASS
     assert list(temporary.iterdir()) == []
+
+
+def test_a_soak_without_a_program_has_checked_nothing(
+    invoke: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Search, "run", lambda *_: None)
+    done = invoke("soak", "--for", "1s", "--json", "r.json")
+    assert done.exit_code == USAGE
+    assert "no program was run to its end, and so nothing was checked" in done.stderr
+    assert json.loads((tmp_path / "r.json").read_text())["exitCode"] == USAGE

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -183,3 +184,37 @@ def test_loading_the_plugin_imports_nothing_heavy(run: Run, pytester: pytest.Pyt
     pytester.path.joinpath("conftest.py").unlink()
     result = run("-p", "no:hypothesispytest")
     result.assert_outcomes(passed=1)
+
+
+@pytest.fixture
+def folder(pytester: pytest.Pytester) -> None:
+    """An engine in a folder that has a configuration of its own, in which the kit cannot run."""
+    engine = pytester.mkdir("engine")
+    (engine / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
+    (engine / "paged.py").write_text(RIGHT.read_text(encoding="utf-8"), encoding="utf-8")
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_path_is_given_with_an_equals_sign(
+    run: Run, monkeypatch: pytest.MonkeyPatch, pytester: Any
+) -> None:
+    run(*KIT, "--cache-impl=engine/paged.py", "-k", "hand_example").assert_outcomes(
+        passed=1, deselected=len(DIRECTED) + 10
+    )
+    (pytester.path / "engine/pytest.ini").write_text("[pytest]\naddopts = -q\n")
+    said = "ERROR: --cache-impl engine/paged.py: write --cache-impl=engine/paged.py; *"
+    refused = run(*KIT, "--cache-impl", "engine/paged.py")
+    assert refused.ret == 4
+    refused.stderr.fnmatch_lines([said])
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--cache-impl engine/paged.py")
+    refused = run(*KIT)
+    assert refused.ret == 4
+    refused.stderr.fnmatch_lines([said])
+
+
+def test_capabilities_that_are_none_are_said(run: Run, pytester: pytest.Pytester) -> None:
+    text = "from tinyllm.infer.paged import PagedKVCache as R\nclass PagedKVCache(R): capabilities = 'fork'\n"
+    (pytester.path / "mine.py").write_text(text)
+    result = run(*KIT, "--cache-impl=mine.py", "-k", "hand_example")
+    assert result.ret == 2
+    result.stdout.fnmatch_lines(["*--cache-impl: capabilities is 'fork' (str); it must be a set of names*"])
