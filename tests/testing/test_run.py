@@ -13,6 +13,7 @@ from tinyllm.infer.paged import OutOfBlocks, PagedKVCache
 from tinyllm.testing.check import run_directed, run_entry
 from tinyllm.testing.contract import CAPABILITIES, Factory
 from tinyllm.testing.laws import LawBroken
+from tinyllm.testing.look import ROUNDS
 from tinyllm.testing.run import Run, replay
 from tinyllm.testing.trace import TooLarge, TraceError, encode, parse
 
@@ -247,18 +248,28 @@ def test_what_a_cache_has_to_say_is_no_finding(action: Any, category: type[Warni
     assert {one.category for one in heard} == {category}
 
 
-@pytest.mark.parametrize("method", WARNED)
 @pytest.mark.parametrize("action", ["error", "ignore"])
-def test_a_runtime_warning_is_law_3_on_every_line(action: Any, method: str, breaks: Breaks) -> None:
+@pytest.mark.parametrize("lines", [SMALL, LINES.replace("append 0 0 3\n", "").replace("append 0 1 1\n", "")])
+@pytest.mark.parametrize("method", ["append", "gather"])
+def test_a_runtime_warning_is_law_3_on_every_line_that_rounds(
+    action: Any, lines: str, method: str, breaks: Breaks
+) -> None:
     factory = warns(method, RuntimeWarning)
     with warnings.catch_warnings():
         warnings.simplefilter(action)
-        broken = breaks(lambda: replay(factory, LINES))
-        with pytest.raises(RuntimeWarning):
-            run_entry(factory, "test_fork_shares_until_a_write")
-    assert broken.law == 3
+        broken = breaks(lambda: replay(factory, lines))
+        plain = breaks(lambda: run_directed(factory, "other integers"))
+    assert (broken.law, plain.law) == (3, 3)
     assert broken.expected.endswith(" gives no warning: rounding never does")
     assert broken.found == "RuntimeWarning: mind you"
+
+
+@pytest.mark.parametrize("method", [name for name in WARNED if name not in ROUNDS])
+def test_one_where_nothing_is_rounded_is_no_finding(method: str) -> None:
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("error")
+        replay(warns(method, RuntimeWarning), LINES)
+    assert heard
 
 
 def test_a_refused_append_gives_no_warning_either(breaks: Breaks) -> None:

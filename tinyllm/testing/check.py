@@ -17,7 +17,7 @@ from tinyllm.testing.catalogue import CATALOGUE
 from tinyllm.testing.contract import CAPABILITIES, Factory, capabilities
 from tinyllm.testing.directed import DIRECTED
 from tinyllm.testing.laws import LawBroken
-from tinyllm.testing.look import named, warnings_told
+from tinyllm.testing.look import named, warnings_heard
 from tinyllm.testing.machine import CacheMachine, Stopped, shard
 from tinyllm.testing.profiles import profile
 from tinyllm.testing.shrink import shorten
@@ -95,7 +95,7 @@ def run_entry(factory: Factory, name: str, watch: Watch | None = None) -> None:
         return Watched(watched(lambda: factory(*sizes)))
 
     make.capabilities = capabilities(factory)  # type: ignore[attr-defined]
-    with watch or watch_over(factory), warnings_told():
+    with watch or watch_over(factory), warnings_heard():
         CATALOGUE[name].test(make)
 
 
@@ -106,7 +106,7 @@ def run_directed(
 
     `beyond` receives what only the methods beyond the ten show; the first of it alone is shortened and told.
     """
-    with watch or watch_over(factory), warnings_told():
+    with watch or watch_over(factory), warnings_heard():
         try:
             DIRECTED[name](factory)
         except LawBroken as broken:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tinyllm.testing.contract import Factory, capabilities
 from tinyllm.testing.laws import LawBroken
-from tinyllm.testing.look import attempt, failed, named, shown
+from tinyllm.testing.look import attempt, failed, named, rounding_told, shown
 from tinyllm.testing.oracle import half
 from tinyllm.testing.run import Run
 from tinyllm.testing.trace import parse
@@ -37,7 +37,8 @@ class _Asked:
         self.cache: Any = cache
 
     def __call__(self, method: str, *args: Any) -> Any:
-        answer, error = attempt(lambda: getattr(self.cache, method)(*args))
+        with rounding_told(method):
+            answer, error = attempt(lambda: getattr(self.cache, method)(*args))
         if error is not None:
             raise failed(NAMES.get(method, method), _call(method, args), error) from error
         return answer

@@ -93,7 +93,8 @@ def _view(cache: Any, oracle: Oracle, offers: frozenset[str], answers: list[Answ
     layers = range(oracle.config.n_layers)
     tables = {seq: _table(cache, seq, oracle, answers) for seq in live} if "block-tables" in offers else {}
     lens = {seq: [_count(cache, "len", "seq_len", seq, layer) for layer in layers] for seq in live}
-    contents = {seq: [_gather(cache, seq, layer, answers) for layer in layers] for seq in live}
+    with rounding_told():
+        contents = {seq: [_gather(cache, seq, layer, answers) for layer in layers] for seq in live}
     if "counts" not in offers:
         return View(tables, lens, contents, {}, 0)
     stats = _ask(cache, "stats", "stats")
@@ -118,23 +119,34 @@ def _ask(cache: Any, name: str, method: str, *args: int) -> Any:
         raise failed(name, f"{method}({', '.join(map(str, args))})", error) from error
 
 
+ROUNDS = frozenset({"append", "gather"})
+"""The calls that handle values."""
+
+
 def failed(name: str, call: str, error: BaseException) -> LawBroken:
     """The law that a call breaks by an error that it must not raise."""
-    if isinstance(error, RuntimeWarning):
+    if isinstance(error, RuntimeWarning) and name in ROUNDS:
         return LawBroken(3, name, f"{call} gives no warning: rounding never does", named(error))
     return LawBroken(LAW_OF[name], name, f"{call} succeeds", named(error))
 
 
 @contextlib.contextmanager
-def warnings_told() -> Iterator[None]:
-    """Make a RuntimeWarning, as which NumPy's rounding warns, an error (law 3), and no other warning.
+def rounding_told(name: str = "gather") -> Iterator[None]:
+    """Make the RuntimeWarning as which NumPy's rounding warns an error, in a call that rounds (law 3)."""
+    with warnings.catch_warnings() if name in ROUNDS else contextlib.nullcontext():
+        if name in ROUNDS:
+            warnings.simplefilter("error", RuntimeWarning)
+        yield
 
-    What else a cache has to say is its own business, also under `python -W error`.
-    """
+
+@contextlib.contextmanager
+def warnings_heard() -> Iterator[None]:
+    """Let a cache say what it has to: also under `python -W error` that is its own business, and no error."""
+    if not any(action == "error" for action, *_ in warnings.filters):
+        yield
+        return
     with warnings.catch_warnings():
-        if any(action == "error" for action, *_ in warnings.filters):
-            warnings.simplefilter("default")
-        warnings.simplefilter("error", RuntimeWarning)
+        warnings.simplefilter("default")
         yield
 
 
