@@ -1,0 +1,13 @@
+"""Imported by the fork server, last: what every run would otherwise work out by itself."""
+
+import importlib
+import sys
+
+from _pytest.config import default_plugins
+from hypothesis.internal.constants_ast import is_local_module_file
+
+for plugin in default_plugins:
+    importlib.import_module(f"_pytest.{plugin}")
+for module in list(sys.modules.values()):
+    if isinstance(file := getattr(module, "__file__", None), str):
+        is_local_module_file(file)  # a look at the disk for each, which Hypothesis keeps
