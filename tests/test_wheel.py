@@ -112,8 +112,8 @@ def test_a_learner_starts_tests_checks_and_mutates(run: Run, tmp_path: Path) -> 
     assert checked.returncode == 1, checked.stdout + checked.stderr  # one property is not enough
     assert "s06 is required, and survives" in checked.stdout
     assert "s02    killed" in checked.stdout
-    assert "pytest --plant s06:paged tests" in checked.stdout
-    assert "1 failed" in run("pytest", "--plant", "s02:paged").stdout
+    assert "pytest --plant s06:paged.py tests" in checked.stdout
+    assert "1 failed" in run("pytest", "--plant", "s02:paged.py").stdout
 
     mutated = run("mutmut", "run", "paged.xǁPagedKVCacheǁ_read*")
     assert mutated.returncode == 0, mutated.stdout + mutated.stderr

@@ -177,16 +177,13 @@ def test_a_right_one_with_weak_tests(invoke: Invoke, paged: Any, tmp_path: Path)
 
 def test_tests_that_fail_on_it_are_no_baseline(invoke: Invoke, paged: Any, tmp_path: Path) -> None:
     paged(old="ceil(longest layer / B)", new="ceil(longest layer / B)")
-    text = (
-        SUITE + "    import paged\n    assert 'planted' in paged.PagedKVCache.append.__code__.co_filename\n"
-    )
-    text += "    assert not hasattr(paged, 'MINE')\n"
+    text = SUITE + "    import paged\n    assert not hasattr(paged, 'MINE')\n"
     with (tmp_path / "paged.py").open("a", encoding="utf-8") as file:
         file.write("\nMINE = 1\n")
     (tmp_path / "test_it.py").write_text(text, encoding="utf-8")
     done = invoke("check", "paged.py", "--tests", "test_it.py", "--profile", "dev")
     assert done.exit_code == BASELINE
-    assert re.search(r"the clean tests fail: .* on paged\.py \(seed \d\)", done.stderr)
+    assert re.search(r"the clean tests fail: .*; on paged\.py as it is \(seed \d\)", done.stderr)
 
 
 def test_what_an_implementation_does_not_offer_is_said(invoke: Invoke, paged: Any) -> None:

@@ -129,7 +129,7 @@ def test_check_tells_both_steps(invoke: Invoke, tmp_path: Path, reference: str, 
         "    _closed = True  #", "    capabilities = frozenset({'contents'})\n    _closed = True  #"
     )
     (tmp_path / "paged.py").write_text(text, encoding="utf-8")
-    (tmp_path / "test_it.py").write_text(ONE, encoding="utf-8")
+    (tmp_path / "test_it.py").write_text(ONE.replace("tinyllm.infer.paged", "paged"), encoding="utf-8")
     options = ("--tests", "test_it.py", "--profile", "dev", "--junit", "out.xml", "--badge", "badge.json")
     done = invoke("check", "paged.py", *options)
     assert done.exit_code == WEAK

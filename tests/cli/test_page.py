@@ -75,7 +75,7 @@ def test_a_check_as_a_page(invoke: Invoke, reference: str, tmp_path: Path) -> No
     assert done.stdout.endswith("\nThe page: out.html\n")
     text = (tmp_path / "out.html").read_text(encoding="utf-8")
     assert "check paged.py --tests test_it.py --profile dev --html out.html" in text
-    assert "pytest --plant s06:paged test_it.py" in text
+    assert "pytest --plant s06:paged.py test_it.py" in text
     shutil.rmtree(tmp_path / "tests", ignore_errors=True)
     done = invoke("check", "paged.py", "--profile", "dev", "--html", "none.html")
     assert done.exit_code == 0

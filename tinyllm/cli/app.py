@@ -1,6 +1,8 @@
 """The commands, and those of them that are a few lines long. Heavy imports wait until a command runs."""
 
+import contextlib
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -64,9 +66,10 @@ def tinyllm(
     New here? `tinyllm start` writes a stub of your own cache, `tinyllm tests` lists
     what it has to do, `tinyllm check paged.py` says how far you are.
     """
-    # As pytest and `python -m` have it, a module can lie in the folder one is in, or in its src.
-    here = [str(Path.cwd()), str(Path.cwd() / "src")]
-    sys.path += [folder for folder in here if folder not in sys.path]
+    context.call_on_close(partial(sys.path.__setitem__, slice(None), list(sys.path)))
+    with contextlib.suppress(OSError):  # the folder is gone
+        # As pytest and `python -m` have it, a module can lie in the folder one is in, or in its src.
+        sys.path += [str(Path.cwd()), str(Path.cwd() / "src")]
     if sys.flags.optimize and context.invoked_subcommand in {"check", "grade"}:
         fail(USAGE, "Python ignores assertions here (-O, PYTHONOPTIMIZE), by which tests say what is wrong")
 

@@ -122,7 +122,8 @@ class Grader:
         runs: dict[Future[Ended], tuple[Target, int]] = {}
         for target in clean:
             for seed in several:
-                job = replace(self._job(target, seed), keep_going=True)
+                job = self._job(target, seed)
+                job = replace(job, keep_going=True, options=("--tb=short", *job.options))
                 runs[pool.submit(once, job, timeout, self._cancelled)] = target, seed
         outcomes, green, slowest, red = [], set(), 0.0, []
         for future in as_completed(runs):
@@ -167,7 +168,7 @@ class Grader:
         """What to say where no test uses what the bugs are planted in."""
         target = self.target
         if target.place:
-            said = f"no test constructs {target.place.name} of {target.place.path}"
+            said = f"no test constructs {target.place.name} of {target.place.impl.partition(':')[0]}"
         elif target.cls:
             said = f"no test constructs {target.cls} of {target.module}"
         else:

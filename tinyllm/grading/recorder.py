@@ -57,8 +57,8 @@ class Recorder:
             option.random_order_seed = str(self.job.seed)
         return (yield)
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_load_initial_conftests(self, early_config: pytest.Config) -> None:
+    @pytest.hookimpl(wrapper=True)
+    def pytest_load_initial_conftests(self, early_config: pytest.Config) -> Generator[None, Any, Any]:
         """Measure no coverage, which would be written over the owner's.
 
         Under CI Hypothesis chooses a profile that ignores seeds; a suite that wants it says so later.
@@ -67,6 +67,7 @@ class Recorder:
         if settings.get_current_profile_name() == "ci":
             settings.register_profile("tinyllm-seeded", settings.get_profile("ci"), derandomize=False)
             settings.load_profile("tinyllm-seeded")
+        return (yield)
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Keep the session, to stop it."""
@@ -134,14 +135,13 @@ class Recorder:
         self, item: pytest.Item, report: pytest.TestReport, call: pytest.CallInfo[None]
     ) -> tuple[Failure, list[Failure]]:
         """The failure, and which list of the outcome it belongs to."""
-        outcome, message = self.outcome, _last_line(report.longreprtext)
-        file = os.path.relpath(item.path, self._here)
+        outcome, file = self.outcome, os.path.relpath(item.path, self._here)
         if call.excinfo is None:  # a plugin says that it failed
+            message = _last_line(report.longreprtext)
             return Failure(report.nodeid, report.when or "", message, file), outcome.kills
         error = call.excinfo.value
         counted = [one for one in _leaves(error) if not _named(one)]
-        if isinstance(error, BaseExceptionGroup):
-            message = _first_line((counted or [error])[0])
+        message = _first_line((counted or [error])[0])
         kind = outcome.kills if counted else outcome.excused
         if any(Path(entry.path).name == LATE for entry in call.excinfo.traceback):
             kind = outcome.late

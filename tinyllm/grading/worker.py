@@ -107,9 +107,16 @@ def run(send: Send, job: Job) -> Outcome:
     # Plugins by name, since a suite may load none by itself.
     # Nothing is captured: pytest would keep on disk, whole, what `call` keeps the end of.
     arguments = ["-p", "hypothesispytest", "-p", "tinyllm", "-p", "tinyllm_plant"]
-    arguments += ["--assert=plain", "--capture=no"]
+    arguments += ["--assert=plain", "--capture=no", "--color=no", "--tb=native"]
     arguments += [f"--hypothesis-seed={job.seed}", f"--basetemp={folder / 'pytest'}"]
-    arguments += ["-o", f"cache_dir={folder / 'cache'}", "--color=no", "--tb=short", *job.options, *job.tests]
+    arguments += [
+        "-o",
+        f"cache_dir={folder / 'cache'}",
+        "--color=no",
+        "--tb=native",
+        *job.options,
+        *job.tests,
+    ]
     started = time.monotonic()
     status = pytest.main(arguments, plugins=[recorder])
     if recorder.stopped:

@@ -27,7 +27,7 @@ PRELOAD = [
     *("hypothesis", "hypothesis.stateful"),
     *("pytest", "xdist.plugin", "xdist.looponfail", "asyncio", "ctypes", "pdb", "unittest"),
     *("tinyllm.grading.handover", "tinyllm.grading.recorder", "tinyllm.grading.worker"),
-    "tinyllm.jobs.server",
+    *("tinyllm.jobs.server", "tinyllm.grading.warm"),
 ]
 """Imported once, in the fork server; never a module that a bug may be planted in, nor `numpy.random`, which
 draws its state when it is imported: all runs would draw alike, and a flaky suite would not show; nor
