@@ -159,6 +159,16 @@ def test_grade_decides_as_it_does_here(cluster: Loopback, project: Path, tinyllm
     here, there = verdicts(project / "here.json"), verdicts(project / "there.json")
     assert {status for status, *_ in here["bugs"].values()} == {"Killed", "Survived", "Ignored"}
     assert there == here
+    with (project / "tests/conftest.py").open("a") as conftest:
+        conftest.write("\nimport random\ndef pytest_collection_modifyitems(items):\n")
+        conftest.write("    random.SystemRandom().shuffle(items)\n")
+    options = [*BUGS, "--trials", 2, "--json", "any.json", "--executor", cluster.address]
+    assert tinyllm("grade", "tests", *options, cwd=project).returncode == 1
+    shuffled = verdicts(project / "any.json")
+    assert {name: one[0] for name, one in shuffled.pop("bugs").items()} == {
+        name: one[0] for name, one in here.pop("bugs").items()
+    }
+    assert shuffled == here
 
 
 def test_as_many_tests_there_as_here(cluster: Loopback, project: Path, tinyllm: Call) -> None:
