@@ -40,7 +40,7 @@ from benchmarks.cache import (
     tell,
 )
 from tinyllm.infer.attention import Attention, as_float32, gathered, in_place
-from tinyllm.infer.llama import LayerCache, PagedSequence
+from tinyllm.llm.llama import LayerCache, PagedSequence
 
 QUERY_HEADS = 9
 STEPS = BLOCK  # decoded in a row

@@ -26,15 +26,15 @@ from rich.table import Table
 from threadpoolctl import threadpool_limits
 
 from benchmarks.cache import Row, chunk, keep_freed_memory
-from tinyllm.infer.batch import Batch, BatchFigures, Request
-from tinyllm.infer.beams import beam_search
-from tinyllm.infer.generate import generate
-from tinyllm.infer.llama import LayerCache, Llama
-from tinyllm.infer.model import find
 from tinyllm.infer.planning import blocks_for_lengths, bytes_per_token
-from tinyllm.infer.sampling import Sampling
-from tinyllm.infer.sequences import Contiguous, Paged, Sequences, new_pool
-from tinyllm.infer.weights import load
+from tinyllm.llm.batch import Batch, BatchFigures, Request
+from tinyllm.llm.beams import beam_search
+from tinyllm.llm.generate import generate
+from tinyllm.llm.llama import LayerCache, Llama
+from tinyllm.llm.model import find
+from tinyllm.llm.sampling import Sampling
+from tinyllm.llm.sequences import Contiguous, Paged, Sequences, new_pool
+from tinyllm.llm.weights import load
 
 BLOCK = 16
 LENGTHS = {128: 1.05, 512: 1.05, 2048: 1.10}  # positions, and how much slower the pool may be

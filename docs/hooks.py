@@ -14,9 +14,10 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from tinyllm import render
 from tinyllm.cli.app import app
 from tinyllm.grading import bugs
-from tinyllm.testing import film, trace
+from tinyllm.testing import trace
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -35,14 +36,14 @@ INTERFACES = {
         (
             "tinyllm.testing.contract",
             "tinyllm.testing.check",
-            "tinyllm.testing.implementation",
+            "tinyllm.testing.adapters.loading",
             "tinyllm.testing.machine",
             "tinyllm.testing.run",
             "tinyllm.testing.shrink",
             "tinyllm.testing.laws",
-            "tinyllm.testing.engine",
-            "tinyllm.testing.shadow",
-            "tinyllm.testing.film",
+            "tinyllm.testing.adapters.subprocess_cache",
+            "tinyllm.testing.adapters.block_manager",
+            "tinyllm.render",
         ),
     ),
     "grader": (
@@ -59,14 +60,14 @@ INTERFACES = {
         "The model",
         (
             "tinyllm.infer.attention",
-            "tinyllm.infer.llama",
-            "tinyllm.infer.generate",
-            "tinyllm.infer.sampling",
-            "tinyllm.infer.beams",
-            "tinyllm.infer.batch",
-            "tinyllm.infer.tokenizer",
-            "tinyllm.infer.weights",
-            "tinyllm.infer.model",
+            "tinyllm.llm.llama",
+            "tinyllm.llm.generate",
+            "tinyllm.llm.sampling",
+            "tinyllm.llm.beams",
+            "tinyllm.llm.batch",
+            "tinyllm.llm.tokenizer",
+            "tinyllm.llm.weights",
+            "tinyllm.llm.model",
         ),
     ),
 }
@@ -176,7 +177,9 @@ def bug_page(bug: bugs.Bug) -> dict[str, str]:
     )
     pages = {}
     if bug.witness:
-        pages[f"bugs/{bug.id}.svg"] = film.svg(film.frames(bug.witness), title=f"{bug.id}, on a right cache")
+        pages[f"bugs/{bug.id}.svg"] = render.svg(
+            render.frames(bug.witness), title=f"{bug.id}, on a right cache"
+        )
         text += (
             f"\n## The shortest program that shows it\n\n```text\n{bug.witness.strip()}\n```\n\n"
             f"What a right cache does with it:\n\n![The program above on a right cache]({bug.id}.svg)\n"

@@ -7,7 +7,7 @@ Its shape is nano-vllm's, with a fork; `shadow` gives it a pool, so that its boo
 
 from collections import deque
 
-from tinyllm.testing.shadow import shadow
+from tinyllm.testing.adapters.block_manager import shadow
 
 
 class OutOfBlocks(RuntimeError):

@@ -25,8 +25,8 @@ import yaml
 from hypothesis import settings
 
 from tinyllm.cli.app import app
-from tinyllm.infer.llama import TOY, LlamaConfig, toy
 from tinyllm.infer.paged import PagedKVCache
+from tinyllm.llm.llama import TOY, LlamaConfig, toy
 from tinyllm.testing.directed import DIRECTED
 from tinyllm.testing.profiles import profile
 
@@ -38,7 +38,7 @@ NOT_RUN = {
     "python3 -m venv ": "it installs; .ci/run runs this very line",
     "pip install ": "it installs",
     ".venv/bin/tox": "it runs this",
-    "rustc ": "it needs a Rust compiler; tests/testing/test_engine.py uses it",
+    "rustc ": "it needs a Rust compiler; tests/testing/test_subprocess_cache.py uses it",
     "pytest --pyargs tinyllm.testing --cache-impl=paged.py": "README.md has it, with another path",
     "dask ": "it starts servers; tests/grading/test_cluster.py does",
     "mutmut run": "it takes minutes; tests/grading/test_mutmut.py",
@@ -56,8 +56,8 @@ ONLY_READ = {
     "tinyllm soak ": "it takes as long as it is told; tests/cli/test_soak.py",
     "tinyllm reach ": "it needs reports; tests/cli/test_reach.py",
     "tinyllm grade tests --set all --executor ": "it needs a cluster; tests/grading/test_cluster.py",
-    "tinyllm check --exec ": "it needs the Rust engine; tests/testing/test_engine.py",
-    "tinyllm replay tests/golden/": "it needs the Rust engine; tests/testing/test_engine.py",
+    "tinyllm check --exec ": "it needs the Rust engine; tests/testing/test_subprocess_cache.py",
+    "tinyllm replay tests/golden/": "it needs the Rust engine; tests/testing/test_subprocess_cache.py",
 }
 """How commands begin of which only the arguments are read, which must all be known, and why."""
 
@@ -131,7 +131,7 @@ def model(write: Callable[..., Path], words: dict[str, Any], monkeypatch: pytest
     config = LlamaConfig(**{**vars(TOY), "vocab": len(words["tokenizer.ggml.tokens"])})
     weights = toy(1, config).weights
     path = write(words, {"token_embd.weight": weights.embedding, "output.weight": weights.head})
-    monkeypatch.setattr("tinyllm.infer.model.find", lambda: path)
+    monkeypatch.setattr("tinyllm.llm.model.find", lambda: path)
 
 
 @pytest.fixture

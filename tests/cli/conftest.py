@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tinyllm.cli.app import app
-from tinyllm.infer.llama import TOY, LlamaConfig, toy
+from tinyllm.llm.llama import TOY, LlamaConfig, toy
 
 REFERENCE = Path(__file__).parents[2] / "tinyllm" / "infer" / "paged.py"
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from tinyllm.infer.batch import Batch, Finished
-from tinyllm.infer.generate import generate
-from tinyllm.infer.gguf_file import GGUF
-from tinyllm.infer.sampling import Sampling
-from tinyllm.infer.tokenizer import Tokenizer
-from tinyllm.infer.weights import load
+from tinyllm.llm.batch import Batch, Finished
+from tinyllm.llm.generate import generate
+from tinyllm.llm.gguf_file import GGUF
+from tinyllm.llm.sampling import Sampling
+from tinyllm.llm.tokenizer import Tokenizer
+from tinyllm.llm.weights import load
 
 Invoke = Callable[..., Any]
 LINES = ["hello world", "12 12", "he", "  world  ", "hello hello hello hello", "w"]

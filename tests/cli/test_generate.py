@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tinyllm.infer.generate import generate
-from tinyllm.infer.gguf_file import GGUF
-from tinyllm.infer.llama import TOY, LlamaConfig, toy
-from tinyllm.infer.sampling import Sampling
-from tinyllm.infer.tokenizer import Tokenizer
-from tinyllm.infer.weights import load
+from tinyllm.llm.generate import generate
+from tinyllm.llm.gguf_file import GGUF
+from tinyllm.llm.llama import TOY, LlamaConfig, toy
+from tinyllm.llm.sampling import Sampling
+from tinyllm.llm.tokenizer import Tokenizer
+from tinyllm.llm.weights import load
 
 Invoke = Callable[..., Any]
 TEXT = "hello world 12"
@@ -251,7 +251,7 @@ def test_an_encoding_that_lacks_a_letter_does_not_stop_it(model: Path, command: 
 def test_ctrl_c_ends_a_stream_with_its_figures(model: Path, tmp_path: Path) -> None:
     slow = f"""
 import signal, sys
-import tinyllm.infer.llama as llama
+import tinyllm.llm.llama as llama
 forward, passes = llama.Llama.forward, []
 def wait(*arguments, **options):
     passes.append(1)

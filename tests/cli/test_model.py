@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 
-from tinyllm.infer import model
-from tinyllm.infer.llama import toy
+from tinyllm.llm import model
+from tinyllm.llm.llama import toy
 
 Invoke = Callable[..., Any]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tinyllm.cli.page import catchers, draw
+from tinyllm.cli.html_report import catchers, draw
 from tinyllm.grading.bugs import Bug, Edit, load_set
 
 Invoke = Callable[..., Any]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tinyllm.cli.pool import Pool
+from tinyllm.cli.executor import Pool
 from tinyllm.cli.power import SOON, Power, _buckets
 from tinyllm.grading.bugs import load_set
 from tinyllm.jobs.cluster import ClusterError
@@ -47,7 +47,7 @@ def test_what_was_known_when_the_cluster_was_lost(
             return gone
 
     made = Pool(Lost(1), lambda: 1, str, away=True)
-    monkeypatch.setattr("tinyllm.cli.pool._cluster", lambda *_: made)
+    monkeypatch.setattr("tinyllm.cli.executor._cluster", lambda *_: made)
     done = invoke("power", "--trials", "2", "--bug", "s09", "--executor", "dask://nowhere:1")
     assert done.exit_code == 6
     assert "1/1" in done.stdout

@@ -15,8 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tinyllm.cli.app import app
-from tinyllm.cli.film import BLOCKS, drawn
-from tinyllm.testing.film import EXAMPLE, frames, svg
+from tinyllm.cli.drawing import BLOCKS, drawn
+from tinyllm.render import EXAMPLE, frames, svg
 
 ROOT = Path(__file__).parents[2]
 Invoke = Callable[..., Any]

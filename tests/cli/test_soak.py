@@ -22,7 +22,7 @@ import pytest
 import typer
 from rich.console import Console
 
-from tinyllm.cli.pool import Pool
+from tinyllm.cli.executor import Pool
 from tinyllm.cli.reach import Report
 from tinyllm.cli.search import Search, _seed
 from tinyllm.cli.slice import Slice, _again, search

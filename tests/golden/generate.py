@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from tinyllm.grading.bugs import load_set
+from tinyllm.render import EXAMPLE
 from tinyllm.testing.directed import TRACES
-from tinyllm.testing.film import EXAMPLE
 
 FOLDER = Path(__file__).parent
 

@@ -16,7 +16,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
-from tinyllm.cli.page import catchers, draw
+from tinyllm.cli.html_report import catchers, draw
 from tinyllm.grading.html_report import as_html
 from tinyllm.grading.report import write
 from tinyllm.grading.verdict import Grade

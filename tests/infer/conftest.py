@@ -1,4 +1,4 @@
-"""GGUF files: the toy of `tinyllm.infer.llama` as a file, and a small tokenizer."""
+"""GGUF files: the toy of `tinyllm.llm.llama` as a file, and a small tokenizer."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFWriter
 
-from tinyllm.infer.llama import Llama, toy
-from tinyllm.infer.tokenizer import ALPHABET
+from tinyllm.llm.llama import Llama, toy
+from tinyllm.llm.tokenizer import ALPHABET
 
 NAMES = {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output"}
 NAMES |= {name: f"ffn_{name}" for name in ("gate", "up", "down")}

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from tinyllm.infer import attention
 from tinyllm.infer.attention import Attention, as_float32, dense, gathered, in_place, runs_of, tiled
 from tinyllm.infer.kvcache import KVCache
-from tinyllm.infer.llama import Llama, PagedSequence, greedy, toy
 from tinyllm.infer.paged import PagedKVCache
+from tinyllm.llm.llama import Llama, PagedSequence, greedy, toy
 
 Floats = NDArray[np.floating[Any]]
 WAYS: list[Attention] = [gathered, in_place]

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tinyllm.infer import model
-from tinyllm.infer.gguf_file import GGUF, ModelError
-from tinyllm.infer.llama import Llama
-from tinyllm.infer.tokenizer import Tokenizer
-from tinyllm.infer.weights import load
+from tinyllm.llm import model
+from tinyllm.llm.gguf_file import GGUF, ModelError
+from tinyllm.llm.llama import Llama
+from tinyllm.llm.tokenizer import Tokenizer
+from tinyllm.llm.weights import load
 
 
 @pytest.fixture(scope="session")

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from tinyllm.infer.attention import in_place
-from tinyllm.infer.batch import Batch, Finished, Request
-from tinyllm.infer.beams import beam_search
-from tinyllm.infer.generate import TIE, generate
-from tinyllm.infer.llama import Llama
-from tinyllm.infer.sampling import Sampling
-from tinyllm.infer.sequences import Contiguous, Paged, new_pool
-from tinyllm.infer.tokenizer import Tokenizer
+from tinyllm.llm.batch import Batch, Finished, Request
+from tinyllm.llm.beams import beam_search
+from tinyllm.llm.generate import TIE, generate
+from tinyllm.llm.llama import Llama
+from tinyllm.llm.sampling import Sampling
+from tinyllm.llm.sequences import Contiguous, Paged, new_pool
+from tinyllm.llm.tokenizer import Tokenizer
 
 STORY = "Once upon a time, in a small village at the edge of the forest, there lived"  # 18 tokens
 

@@ -8,9 +8,9 @@ import pytest
 
 from tinyllm.infer.attention import Attention, gathered, in_place
 from tinyllm.infer.kvcache import KVCache
-from tinyllm.infer.llama import LayerCache, Llama, PagedSequence, greedy
 from tinyllm.infer.paged import PagedKVCache
-from tinyllm.infer.tokenizer import Tokenizer
+from tinyllm.llm.llama import LayerCache, Llama, PagedSequence, greedy
+from tinyllm.llm.tokenizer import Tokenizer
 
 PROMPTS = ("plain", "chat")
 LONGEST = 100

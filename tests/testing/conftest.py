@@ -10,8 +10,8 @@ import pytest
 
 from tinyllm.grading.bugs import load_set
 from tinyllm.infer import paged
+from tinyllm.testing.adapters.loading import load
 from tinyllm.testing.contract import Factory
-from tinyllm.testing.implementation import load
 from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.run import replay
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from tinyllm.testing.adapters.loading import load
+from tinyllm.testing.adapters.subprocess_cache import CARRIED
 from tinyllm.testing.contract import CAPABILITIES
-from tinyllm.testing.engine import CARRIED
-from tinyllm.testing.implementation import load
 
 
 class Server:

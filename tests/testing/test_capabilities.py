@@ -11,6 +11,7 @@ from hypothesis import Phase, settings
 
 from tinyllm.infer.paged import PagedKVCache
 from tinyllm.testing import check as check_module
+from tinyllm.testing.adapters.block_manager import shadow
 from tinyllm.testing.catalogue import CATALOGUE
 from tinyllm.testing.check import check_cache
 from tinyllm.testing.contract import CAPABILITIES, EXTENSIONS, capabilities, extensions, stated
@@ -18,7 +19,6 @@ from tinyllm.testing.directed import DIRECTED
 from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.profiles import profile
 from tinyllm.testing.run import replay
-from tinyllm.testing.shadow import shadow
 from tinyllm.testing.trace import NotOffered
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -13,7 +13,7 @@ from tinyllm.infer.paged import OutOfBlocks, PagedKVCache
 from tinyllm.testing.check import run_directed, run_entry
 from tinyllm.testing.contract import CAPABILITIES, Factory
 from tinyllm.testing.laws import LawBroken
-from tinyllm.testing.look import ROUNDS
+from tinyllm.testing.observe import ROUNDS
 from tinyllm.testing.run import Run, replay
 from tinyllm.testing.trace import TooLarge, TraceError, encode, parse
 

@@ -10,7 +10,7 @@ from hypothesis import settings
 
 from tinyllm.cli.check import SILENCE
 from tinyllm.infer.paged import PagedKVCache
-from tinyllm.testing import check, directed, machine, test_contract, watch
+from tinyllm.testing import check, directed, machine, test_contract, time_limit
 from tinyllm.testing.check import check_cache, checks, run_directed, run_machine
 from tinyllm.testing.contract import Factory
 from tinyllm.testing.laws import LawBroken
@@ -18,7 +18,7 @@ from tinyllm.testing.machine import CacheMachine, shard
 from tinyllm.testing.profiles import profile
 from tinyllm.testing.run import replay
 from tinyllm.testing.shrink import shorten
-from tinyllm.testing.watch import CutShort, beating, limited
+from tinyllm.testing.time_limit import CutShort, beating, limited
 
 FEW = settings(profile("ci"), max_examples=10)
 CALL = 0.01
@@ -47,10 +47,10 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock()
-    for module in (watch, check, machine, directed):
+    for module in (time_limit, check, machine, directed):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock.monotonic))
     yield clock
-    assert watch._due == float("inf"), "nothing is left to be minded"
+    assert time_limit._due == float("inf"), "nothing is left to be minded"
 
 
 @pytest.fixture

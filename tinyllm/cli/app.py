@@ -22,8 +22,7 @@ from tinyllm.cli.replay import replay
 from tinyllm.cli.screen import fail, show_diff, terminal
 from tinyllm.cli.show import show
 from tinyllm.cli.soak import soak
-
-USAGE = 2
+from tinyllm.exit_codes import USAGE
 
 app = typer.Typer(
     name="tinyllm",

@@ -10,9 +10,7 @@ import typer
 from rich.markup import escape
 
 from tinyllm.cli.grade import at_least, progress_bar
-from tinyllm.cli.language import (
-    INTERRUPTED,
-    USAGE,
+from tinyllm.cli.llm_options import (
     BlockSize,
     Chat,
     Loaded,
@@ -27,10 +25,11 @@ from tinyllm.cli.language import (
 )
 from tinyllm.cli.model import ModelFile
 from tinyllm.cli.screen import fail, terminal
+from tinyllm.exit_codes import INTERRUPTED, USAGE
 
 if TYPE_CHECKING:
-    from tinyllm.infer.batch import Batch, Finished, Request
-    from tinyllm.infer.stops import Stops
+    from tinyllm.llm.batch import Batch, Finished, Request
+    from tinyllm.llm.stops import Stops
 
 BUDGET = 1 << 30  # bytes that a pool takes at most, unless told otherwise
 FIELDS: dict[str, tuple[type, ...]] = {
@@ -101,9 +100,9 @@ def batch(
     defaults = {"max_tokens": max_tokens, "chat": chat, **draws}
     asked = [_asked(loaded, number, line, defaults | {"seed": seed + number}) for number, line in lines]
 
-    from tinyllm.infer.batch import Batch, checked  # noqa: PLC0415
     from tinyllm.infer.planning import blocks_for_budget, blocks_for_lengths  # noqa: PLC0415
-    from tinyllm.infer.sequences import new_pool  # noqa: PLC0415
+    from tinyllm.llm.batch import Batch, checked  # noqa: PLC0415
+    from tinyllm.llm.sequences import new_pool  # noqa: PLC0415
 
     config = loaded.llama.config
     needs = []
@@ -140,9 +139,9 @@ class _Asked(NamedTuple):
 
 
 def _asked(loaded: Loaded, number: int, line: str, defaults: Mapping[str, Any]) -> _Asked:
-    from tinyllm.infer.batch import Request  # noqa: PLC0415
-    from tinyllm.infer.sampling import Sampling  # noqa: PLC0415
-    from tinyllm.infer.stops import Stops  # noqa: PLC0415
+    from tinyllm.llm.batch import Request  # noqa: PLC0415
+    from tinyllm.llm.sampling import Sampling  # noqa: PLC0415
+    from tinyllm.llm.stops import Stops  # noqa: PLC0415
 
     said: dict[str, Any] = {"prompt": line}
     if line.lstrip(" \t").startswith("{"):

@@ -10,11 +10,12 @@ from rich.markup import escape
 from rich.status import Status
 
 from tinyllm.cli import need, stages
-from tinyllm.cli.gate import Badge, Gate, Junit, check_writable, write
+from tinyllm.cli.check_worker import Held, Programs, Progress, as_json, hold
+from tinyllm.cli.ci_reports import Badge, Gate, Junit, check_writable, write
 from tinyllm.cli.grade import Html, Jobs, Reveal, Seed, choose, run_grader, suite_pool, write_page
-from tinyllm.cli.hold import Held, Programs, Progress, as_json, hold
 from tinyllm.cli.impl import REFERENCE, Exec, Impl, chosen
 from tinyllm.cli.screen import fail, show, terminal
+from tinyllm.exit_codes import USAGE, WEAK
 
 if TYPE_CHECKING:
     from tinyllm.grading.plant import Target
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 PROFILES = ("dev", "ci", "deep")
 SILENCE = 60.0  # seconds without a word from a check, the slowest of which takes two
-
-WEAK, USAGE = 1, 2
 
 
 def check(

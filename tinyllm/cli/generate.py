@@ -9,10 +9,8 @@ import typer
 from rich.markup import escape
 
 from tinyllm.cli.grade import at_least
-from tinyllm.cli.language import (
-    INTERRUPTED,
+from tinyllm.cli.llm_options import (
     SPREAD,
-    USAGE,
     BlockSize,
     Chat,
     Draws,
@@ -28,11 +26,12 @@ from tinyllm.cli.language import (
 )
 from tinyllm.cli.model import ModelFile
 from tinyllm.cli.screen import fail, terminal
+from tinyllm.exit_codes import INTERRUPTED, USAGE
 
 if TYPE_CHECKING:
-    from tinyllm.infer.generate import Figures
-    from tinyllm.infer.sequences import Sequences
-    from tinyllm.infer.stops import Stops
+    from tinyllm.llm.generate import Figures
+    from tinyllm.llm.sequences import Sequences
+    from tinyllm.llm.stops import Stops
 
 
 def generate(
@@ -113,7 +112,7 @@ def generate(
         )
     loaded = load(model)
 
-    from tinyllm.infer.stops import Stops  # noqa: PLC0415 - imports NumPy
+    from tinyllm.llm.stops import Stops  # noqa: PLC0415 - imports NumPy
 
     with usage_errors():
         stops = Stops(loaded.tokenizer, stop or [])
@@ -123,7 +122,7 @@ def generate(
     temperature = (SPREAD if n > 1 else 0.0) if temperature is None else temperature
 
     from tinyllm.infer.planning import blocks_for_lengths  # noqa: PLC0415
-    from tinyllm.infer.sequences import Contiguous, Paged, new_pool  # noqa: PLC0415
+    from tinyllm.llm.sequences import Contiguous, Paged, new_pool  # noqa: PLC0415
 
     config = loaded.llama.config
     count = beams or n
@@ -195,8 +194,8 @@ def _stream(
     lookup: bool,
     prompt: str | None,
 ) -> "tuple[list[_Said], Figures]":
-    from tinyllm.infer.generate import stream  # noqa: PLC0415
-    from tinyllm.infer.sampling import Sampling  # noqa: PLC0415
+    from tinyllm.llm.generate import stream  # noqa: PLC0415
+    from tinyllm.llm.sampling import Sampling  # noqa: PLC0415
 
     going = stream(
         loaded.llama,
@@ -241,7 +240,7 @@ def _stream(
 
 
 def _search(loaded: Loaded, asked: _Asked, beams: int) -> "tuple[list[_Said], Figures]":
-    from tinyllm.infer.beams import beam_search  # noqa: PLC0415
+    from tinyllm.llm.beams import beam_search  # noqa: PLC0415
 
     quiet = terminal(stderr=True)
     with quiet.status("searching") if quiet.is_terminal and not asked.as_json else nullcontext():

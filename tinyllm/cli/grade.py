@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from tinyllm.cli import need
-from tinyllm.cli.gate import Badge, Gate, Junit, check_writable, write
-from tinyllm.cli.pool import On, Pool, pool
+from tinyllm.cli.ci_reports import Badge, Gate, Junit, check_writable, write
+from tinyllm.cli.executor import On, Pool, pool
 from tinyllm.cli.screen import coloured, fail, show, terminal
+from tinyllm.exit_codes import LOST, USAGE
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from tinyllm.grading.verdict import Grade, Trial
     from tinyllm.grading.worker import Job
 
-USAGE, LOST = 2, 6
 SO_FAR = Path("tinyllm-grade-so-far.json")  # where no other file was named
 
 
@@ -309,7 +309,7 @@ def write_page(
     console: Console, path: Path, grade: "Grade", context: typer.Context, *, whole: bool = False
 ) -> None:
     """Write the grade as a page, and say where it is."""
-    from tinyllm.cli import page  # noqa: PLC0415 - heavy
+    from tinyllm.cli import html_report  # noqa: PLC0415 - heavy
 
-    write(path, page.render(grade, context, whole=whole))
+    write(path, html_report.render(grade, context, whole=whole))
     console.print(f"\nThe page: {escape(str(path))}", soft_wrap=True)

@@ -8,8 +8,7 @@ import typer
 from rich.markup import escape
 
 from tinyllm.cli.screen import fail, terminal
-
-USAGE = 2
+from tinyllm.exit_codes import USAGE
 
 app = typer.Typer(no_args_is_help=True, help="Get the language model, or look at one.")
 
@@ -32,8 +31,8 @@ def fetch() -> None:
         TimeRemainingColumn,
     )
 
-    from tinyllm.infer import model  # noqa: PLC0415
-    from tinyllm.infer.gguf_file import ModelError  # noqa: PLC0415
+    from tinyllm.llm import model  # noqa: PLC0415
+    from tinyllm.llm.gguf_file import ModelError  # noqa: PLC0415
 
     columns = (TextColumn("{task.description:12}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     console = terminal(stderr=True)
@@ -60,7 +59,7 @@ def fetch() -> None:
 @app.command()
 def path() -> None:
     """Print where the fetched model is, or would be."""
-    from tinyllm.infer import model  # noqa: PLC0415
+    from tinyllm.llm import model  # noqa: PLC0415
 
     print(model.path())  # noqa: T201 - for a script
 
@@ -68,9 +67,9 @@ def path() -> None:
 @app.command()
 def info(file: ModelFile = None) -> None:
     """Show what a model is: sizes, tensor types, what a token takes in a cache."""
-    from tinyllm.infer import model, weights  # noqa: PLC0415
-    from tinyllm.infer.gguf_file import ModelError  # noqa: PLC0415
     from tinyllm.infer.planning import bytes_per_token  # noqa: PLC0415
+    from tinyllm.llm import model, weights  # noqa: PLC0415
+    from tinyllm.llm.gguf_file import ModelError  # noqa: PLC0415
 
     try:
         gguf = weights.GGUF(model.find() if file is None else file)

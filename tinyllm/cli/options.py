@@ -13,8 +13,8 @@ import typer
 from typer.core import TyperCommand
 
 from tinyllm.cli.screen import fail
+from tinyllm.exit_codes import USAGE
 
-USAGE = 2
 Values = Mapping[str, Any]
 
 

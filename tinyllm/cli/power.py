@@ -13,7 +13,8 @@ from rich.table import Table
 
 from tinyllm.cli import need
 from tinyllm.cli.check import PROFILES
-from tinyllm.cli.gate import check_writable, write
+from tinyllm.cli.ci_reports import check_writable, write
+from tinyllm.cli.executor import On, pool
 from tinyllm.cli.grade import (
     Jobs,
     Only,
@@ -23,8 +24,8 @@ from tinyllm.cli.grade import (
     progress_bar,
     set_option,
 )
-from tinyllm.cli.pool import On, pool
 from tinyllm.cli.screen import fail, terminal
+from tinyllm.exit_codes import LOST, PASS, USAGE, WEAK
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from tinyllm.jobs.process import Cancel, Send
     from tinyllm.testing.power import Found
 
-PASS, WEAK, USAGE, LOST = 0, 1, 2, 6
 SO_FAR = Path("tinyllm-power-so-far.json")  # where no other file was named
 SOON = 100  # programs: what the machine finds at all, it should find within so many
 BUCKETS = (1, 3, 10, 30, SOON)

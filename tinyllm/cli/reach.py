@@ -16,13 +16,13 @@ from rich.table import Table
 from rich.text import Text
 
 from tinyllm.cli import reading
-from tinyllm.cli.gate import append
+from tinyllm.cli.ci_reports import append
 from tinyllm.cli.screen import fail, terminal
+from tinyllm.exit_codes import PASS, USAGE, WEAK
 
 if TYPE_CHECKING:
     from tinyllm.testing.reach import Reached
 
-PASS, WEAK, USAGE = 0, 1, 2
 WIDE = 95  # characters: what the table of what was reached needs
 NOTHING = "no program was run to its end, and so nothing was checked"
 RARE = 0.001  # of the programs: fewer are counted, not given as a share

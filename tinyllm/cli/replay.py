@@ -9,8 +9,7 @@ from rich.markup import escape
 from tinyllm.cli import reading
 from tinyllm.cli.impl import REFERENCE, Exec, Impl, chosen
 from tinyllm.cli.screen import fail, terminal
-
-WEAK, USAGE = 1, 2
+from tinyllm.exit_codes import USAGE, WEAK
 
 
 def replay(
@@ -23,7 +22,7 @@ def replay(
     The language is that of the counterexamples that `tinyllm check` prints: `new 4 2 1 1 2`, `add 0`,
     `append 0 0 3`, `fork 0 1`, `append 1 0 9 ! OutOfBlocks`, `free 0`.
     """
-    from tinyllm.testing.implementation import ImplementationError, load  # noqa: PLC0415 - heavy
+    from tinyllm.testing.adapters.loading import ImplementationError, load  # noqa: PLC0415 - heavy
     from tinyllm.testing.laws import LawBroken  # noqa: PLC0415
     from tinyllm.testing.run import Run  # noqa: PLC0415
     from tinyllm.testing.trace import NotOffered, TraceError, parse, program  # noqa: PLC0415

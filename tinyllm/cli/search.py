@@ -17,15 +17,15 @@ from rich.markup import escape
 from rich.text import Text
 
 from tinyllm.cli import reading, traces
-from tinyllm.cli.pool import Pool
+from tinyllm.cli.executor import Pool
 from tinyllm.cli.reach import Report, picture
 from tinyllm.cli.slice import Slice, again, search
+from tinyllm.exit_codes import INTERRUPTED, LOST, PASS, USAGE, WEAK
 from tinyllm.jobs.cluster import ClusterError
 from tinyllm.jobs.process import PATIENCE, Cancel, Here
 from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.soak import Soaked
 
-PASS, WEAK, USAGE, LOST, INTERRUPTED = 0, 1, 2, 6, 130
 SLICE = 30.0  # seconds of one search: as often a cluster says how far it is, and as much goes with a worker
 LOOK = 0.25  # seconds between two looks at the clock
 SAY = 60.0  # seconds between two lines of progress, where there is no terminal

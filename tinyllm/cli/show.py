@@ -8,14 +8,14 @@ import typer
 from rich.console import Console
 
 from tinyllm.cli import reading
-from tinyllm.cli.gate import check_writable, write
+from tinyllm.cli.ci_reports import check_writable, write
 from tinyllm.cli.impl import REFERENCE, Exec
 from tinyllm.cli.screen import fail, terminal
+from tinyllm.exit_codes import INTERRUPTED, USAGE, WEAK
 
 if TYPE_CHECKING:
-    from tinyllm.testing.film import Frame
+    from tinyllm.render import Frame
 
-WEAK, USAGE, INTERRUPTED = 1, 2, 130
 TITLE = "The chapter's worked example"
 PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
 
@@ -46,10 +46,10 @@ def show(
 
     Examples: `tinyllm show --example`, `tinyllm show x.trace paged.py --step`
     """
+    from tinyllm.render import EXAMPLE, roll  # noqa: PLC0415 - heavy
+    from tinyllm.render.labels import short  # noqa: PLC0415
+    from tinyllm.testing.adapters.loading import ImplementationError, load  # noqa: PLC0415
     from tinyllm.testing.contract import capabilities  # noqa: PLC0415
-    from tinyllm.testing.film import EXAMPLE, roll  # noqa: PLC0415 - heavy
-    from tinyllm.testing.film.words import short  # noqa: PLC0415
-    from tinyllm.testing.implementation import ImplementationError, load  # noqa: PLC0415
     from tinyllm.testing.laws import LawBroken  # noqa: PLC0415
     from tinyllm.testing.trace import TraceError  # noqa: PLC0415
 
@@ -110,7 +110,7 @@ def _read(file: Path) -> str:
 
 
 def _draw(console: Console, path: Path, frames: "list[Frame]", title: str) -> None:
-    from tinyllm.testing.film import PANELS, svg  # noqa: PLC0415
+    from tinyllm.render import PANELS, svg  # noqa: PLC0415
 
     write(path, svg(frames, title=title))
     some = f"{PANELS - 1} of " if len(frames) > PANELS else ""
@@ -118,7 +118,7 @@ def _draw(console: Console, path: Path, frames: "list[Frame]", title: str) -> No
 
 
 def _show(console: Console, frame: "Frame", *, wait: bool) -> None:
-    from tinyllm.cli.film import INDENT, drawn  # noqa: PLC0415
+    from tinyllm.cli.drawing import INDENT, drawn  # noqa: PLC0415
 
     if wait:
         typer.echo(" " * INDENT + "Enter: the next line" if console.is_terminal else "", nl=False)

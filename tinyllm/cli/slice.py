@@ -75,7 +75,7 @@ def _slice(ended: Ended, program: str) -> Slice:
 
 
 def _search(send: Send, impl: str, seed: int, seconds: float, flight: str) -> Any:
-    from tinyllm.testing.implementation import ImplementationError, load  # noqa: PLC0415 - heavy
+    from tinyllm.testing.adapters.loading import ImplementationError, load  # noqa: PLC0415 - heavy
     from tinyllm.testing.soak import soak  # noqa: PLC0415
 
     try:
@@ -85,10 +85,10 @@ def _search(send: Send, impl: str, seed: int, seconds: float, flight: str) -> An
 
 
 def _again(send: Send, impl: str, trace: str) -> Any:
-    from tinyllm.testing.implementation import ImplementationError, load  # noqa: PLC0415 - heavy
+    from tinyllm.testing.adapters.loading import ImplementationError, load  # noqa: PLC0415 - heavy
     from tinyllm.testing.run import Run  # noqa: PLC0415
+    from tinyllm.testing.time_limit import watch_over  # noqa: PLC0415
     from tinyllm.testing.trace import NotOffered, TraceError, program  # noqa: PLC0415
-    from tinyllm.testing.watch import watch_over  # noqa: PLC0415
 
     try:
         factory = load(impl)

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tinyllm.cli import need
-from tinyllm.cli.gate import check_writable
+from tinyllm.cli.ci_reports import check_writable
+from tinyllm.cli.executor import On, pool
 from tinyllm.cli.grade import Jobs, at_least
 from tinyllm.cli.impl import REFERENCE, Exec, Impl, chosen
-from tinyllm.cli.pool import On, pool
 from tinyllm.cli.reach import NOTHING, Report
 from tinyllm.cli.screen import fail, terminal
+from tinyllm.exit_codes import USAGE
 
 if TYPE_CHECKING:
     from tinyllm.jobs.bundle import Bundle
 
-USAGE = 2
 FOLDER = Path("tinyllm-traces")
 UNITS = {"h": 3600, "m": 60, "s": 1}
 

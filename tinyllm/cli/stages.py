@@ -71,8 +71,8 @@ def show(console: Console, passed: Collection[str], programs: Mapping[str, str],
 
 def picture(program: str, width: int) -> Iterator[object]:
     """A program, drawn on the reference line by line, from its first append on."""
-    from tinyllm.cli.film import drawn  # noqa: PLC0415
-    from tinyllm.testing.film import frames  # noqa: PLC0415
+    from tinyllm.cli.drawing import drawn  # noqa: PLC0415
+    from tinyllm.render import frames  # noqa: PLC0415
 
     for frame in frames(program)[2:]:
         yield from drawn(frame, width)

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tinyllm.exit_codes import UNREAD, USAGE
 from tinyllm.grading.foreign import visible
 
-USAGE, UNREAD = 2, 141
 """Exit codes: the system refuses something; nobody reads on, for which shells have 128 + SIGPIPE."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 PLAIN = dict(zip("✓✗█━╸\u2013\u2014\u2018\u2019\u201c\u201d", "+x#----''\"\"", strict=True))

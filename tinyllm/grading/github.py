@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from itertools import zip_longest
 from pathlib import Path
 
+from tinyllm.exit_codes import PASS
 from tinyllm.grading.bugs import Bug
 from tinyllm.grading.junit import explain, objection, printable
-from tinyllm.grading.verdict import PASS, Grade, Result
+from tinyllm.grading.verdict import Grade, Result
 
 LIMIT = 1_000_000  # bytes; GitHub takes 1 MiB a step
 PLAIN = frozenset(" ,()/")

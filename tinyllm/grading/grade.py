@@ -11,10 +11,11 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_complete
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tinyllm.exit_codes import BASELINE, INVALID, LOST, USAGE
 from tinyllm.grading import confirm
 from tinyllm.grading.bugs import MODULE, Bug, BugError
 from tinyllm.grading.plant import Target
-from tinyllm.grading.verdict import BASELINE, INVALID, LOST, USAGE, Grade, GradeError, Result, Trial
+from tinyllm.grading.verdict import Grade, GradeError, Result, Trial
 from tinyllm.grading.worker import Failure, Job, Outcome, run
 from tinyllm.jobs.cluster import ClusterError
 from tinyllm.jobs.process import Cancel, Ended, call

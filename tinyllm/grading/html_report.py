@@ -19,13 +19,14 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from tinyllm.exit_codes import INVALID, PASS, TIMEOUT, WEAK
 from tinyllm.grading.bugs import MODULE, Bug
 from tinyllm.grading.foreign import visible
 from tinyllm.grading.junit import repeat
-from tinyllm.grading.verdict import INVALID, PASS, THRESHOLD, TIMEOUT, WEAK, Grade, Result
+from tinyllm.grading.verdict import THRESHOLD, Grade, Result
 
 FOLDER = Path(str(files("tinyllm.grading"))) / "templates"
-MEANING = {
+MEANING: dict[int, str] = {
     PASS: "pass",
     WEAK: "the tests are too weak",
     INVALID: "a bug is invalid: its run says nothing",

@@ -40,7 +40,7 @@ def located(impl: str, tests: Sequence[str]) -> Target:
 def locate(send: Send, impl: str, tests: tuple[str, ...]) -> tuple[Place | str, list[str]]:
     """The place, or why there is none; and the `sys.path` with which it is found."""
     del send
-    from tinyllm.testing.implementation import ImplementationError, load  # noqa: PLC0415 - it loads users' code
+    from tinyllm.testing.adapters.loading import ImplementationError, load  # noqa: PLC0415 - it loads users' code
 
     sys.path += [folder for folder in (str(Path.cwd()), str(Path.cwd() / "src")) if folder not in sys.path]
     try:

@@ -11,8 +11,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from tinyllm.exit_codes import PASS, WEAK
 from tinyllm.grading.bugs import Bug
-from tinyllm.grading.verdict import PASS, THRESHOLD, WEAK, Grade, Result
+from tinyllm.grading.verdict import THRESHOLD, Grade, Result
 
 STATUS = {"killed": "Killed", "survived": "Survived", "timeout": "Timeout", "invalid": "RuntimeError"}
 
@@ -123,8 +124,8 @@ def as_badge(grade: Grade) -> dict[str, Any]:
 
 def badge(label: str, message: str, code: int) -> dict[str, Any]:
     """A badge coloured by the exit code."""
-    colour = {PASS: "brightgreen", WEAK: "red"}.get(code, "lightgrey")
-    return {"schemaVersion": 1, "label": label, "message": message, "color": colour}
+    colours: dict[int, str] = {PASS: "brightgreen", WEAK: "red"}
+    return {"schemaVersion": 1, "label": label, "message": message, "color": colours.get(code, "lightgrey")}
 
 
 def write(path: Path, content: str | dict[str, Any]) -> None:

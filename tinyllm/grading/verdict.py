@@ -3,15 +3,12 @@
 import statistics
 from dataclasses import dataclass, field
 
+from tinyllm.exit_codes import INVALID, LOST, PASS, TIMEOUT, WEAK
 from tinyllm.grading.bugs import Bug
 from tinyllm.grading.plant import Target
 from tinyllm.grading.worker import Outcome
 
 THRESHOLD = 0.80  # of the bugs that count, as in the chapter
-
-PASS, WEAK, USAGE, BASELINE, INVALID, TIMEOUT, LOST = range(7)
-"""Exit codes: pass; weak tests or a broken law; nothing to grade; baseline red or flaky; a bug is invalid or
-does not apply; timeouts decide the verdict; the cluster that did the work is lost."""
 
 STATUSES = ("killed", "survived", "timeout", "invalid")
 

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple, NoReturn, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from tinyllm.infer import books
+from tinyllm.infer import bookkeeping
 from tinyllm.infer.arguments import as_chunk, as_integer, as_layer, as_size, told_tokens
+from tinyllm.infer.bookkeeping import Ints
 from tinyllm.infer.memory import Half, copied, read_only, runs, views, zeros
 
 
@@ -193,7 +194,7 @@ class PagedKVCache:
         table, lens = self._live(seq_id)
         return views(self._read_k, self._read_v, layer, table, lens[layer], self.block_size)
 
-    def page_table(self, seq_ids: Iterable[int], layer: int) -> tuple[books.Ints, books.Ints, books.Ints]:
+    def page_table(self, seq_ids: Iterable[int], layer: int) -> tuple[Ints, Ints, Ints]:
         """The blocks of several sequences as attention kernels take them, by FlashInfer's convention [18].
 
         Three fresh int32 arrays: row i of a CSR matrix, `indices[indptr[i]:indptr[i + 1]]`, has the blocks
@@ -203,7 +204,7 @@ class PagedKVCache:
         layer = as_layer(layer, self.n_layers)
         seqs = [self._live(seq_id) for seq_id in seq_ids]
         self._check_open()
-        return books.csr([(table, lens[layer]) for table, lens in seqs], self.block_size)
+        return bookkeeping.csr([(table, lens[layer]) for table, lens in seqs], self.block_size)
 
     def free(self, seq_id: int) -> None:
         """Drop a sequence: blocks that no other table holds are free again, and so is its id [6, 13].
@@ -232,12 +233,12 @@ class PagedKVCache:
     def check(self) -> None:
         """Raise AssertionError, `law N: ...`, if free list, counts and tables disagree [19]."""
         self._check_open()
-        books.check(self.num_blocks, self.block_size, self._refs, self._free, self._seqs)
+        bookkeeping.check(self.num_blocks, self.block_size, self._refs, self._free, self._seqs)
 
     def describe(self) -> str:
         """The pool drawn, a character a block: `.` free, `#` held by one table, `2` to `9` by more, `+`."""
         self._check_open()
-        return f"{self!r}\n{books.draw(self._refs)}"
+        return f"{self!r}\n{bookkeeping.draw(self._refs)}"
 
     def close(self) -> None:
         """Give the memory back, as dropping the last reference does; closing twice is fine [14]."""

@@ -365,7 +365,7 @@ def test_bad_arguments(factory: Factory) -> None:
 def test_paged_matches_contiguous_decoding(factory: Factory) -> None:
     """A prompt that ends inside a block; two branches, decoded in turns, each against its own cache."""
     from tinyllm.infer.kvcache import KVCache  # noqa: PLC0415 - instruments of this test alone
-    from tinyllm.infer.llama import PagedSequence, toy  # noqa: PLC0415
+    from tinyllm.llm.llama import PagedSequence, toy  # noqa: PLC0415
 
     model, steps = toy(0), 12
     sizes = model.config.n_layers, model.config.n_kv_heads, model.config.d_head

@@ -17,12 +17,12 @@ from tinyllm.testing.catalogue import CATALOGUE
 from tinyllm.testing.contract import CAPABILITIES, Factory, capabilities
 from tinyllm.testing.directed import DIRECTED
 from tinyllm.testing.laws import LawBroken
-from tinyllm.testing.look import named, warnings_heard
 from tinyllm.testing.machine import CacheMachine, Stopped, shard
+from tinyllm.testing.observe import named, warnings_heard
 from tinyllm.testing.profiles import profile
 from tinyllm.testing.shrink import shorten
+from tinyllm.testing.time_limit import CutShort, Watch, Watched, left, limited, watch_over, watched
 from tinyllm.testing.trace import NotOffered
-from tinyllm.testing.watch import CutShort, Watch, Watched, left, limited, watch_over, watched
 
 SECONDS = 20.0  # that the calls of one check may take; those of a quick cache take two
 PROGRAM = 0.5  # the same for each program of the machine, of which most take a hundredth

@@ -2,7 +2,7 @@
 
 Counts that overflow a byte or a short, many shared blocks at once, large sizes, strange ids, every wrong
 argument, every form of array, the edges of float16, use after close. What no program can say, and what would
-take too long as one, is asked in plain calls by `extremes.py`.
+take too long as one, is asked in plain calls by `directed_calls.py`.
 """
 
 import re
@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tinyllm.testing import extremes
+from tinyllm.testing import directed_calls
 from tinyllm.testing.contract import Factory
 from tinyllm.testing.machine import SPECIAL
 from tinyllm.testing.run import Run, replay
+from tinyllm.testing.time_limit import CutShort, left
 from tinyllm.testing.trace import FORMS, Op, encode
-from tinyllm.testing.watch import CutShort, left
 
 UNEVEN = """
 new 12 2 3 2 2
@@ -249,11 +249,11 @@ def _forks(factory: Factory) -> None:
     """As many as overflow a short, if there is time; what a byte is enough for is told as a program."""
     few, many = 300, 70_000
     started = time.monotonic()
-    extremes.many_forks(factory, few, lambda: replay(factory, TRACES["256 forks of one block"]))
+    directed_calls.many_forks(factory, few, lambda: replay(factory, TRACES["256 forks of one block"]))
     each = (time.monotonic() - started) / few
     count = int(min(many, left() / max(each, 1e-9)))
     if count > few:
-        extremes.many_forks(factory, count)
+        directed_calls.many_forks(factory, count)
     if count < many:
         raise CutShort(f"cut short after {max(few, count):,} forks, {1000 * each:.3g} ms each")
 
@@ -346,13 +346,13 @@ DIRECTED: dict[str, Callable[[Factory], None]] = {
     **{name: _program(text) for name, text in TRACES.items() if not name.startswith("256")},
     "rollback": _rolled_back,
     "70,000 forks of one block": _forks,
-    "two caches at once": extremes.two_caches,
-    "other integers": extremes.other_integers,
-    "other arrays": extremes.other_arrays,
-    "every call after close": extremes.closed,
-    "representation": extremes.representation,
-    "with": extremes.context,
-    "memory after close": extremes.memory,
-    "garbage collection": extremes.collected,
+    "two caches at once": directed_calls.two_caches,
+    "other integers": directed_calls.other_integers,
+    "other arrays": directed_calls.other_arrays,
+    "every call after close": directed_calls.closed,
+    "representation": directed_calls.representation,
+    "with": directed_calls.context,
+    "memory after close": directed_calls.memory,
+    "garbage collection": directed_calls.collected,
 }
 """Name of a directed case, and the case as a function of a factory; raises LawBroken."""

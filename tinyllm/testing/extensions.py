@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from tinyllm.testing.laws import LAWS, LawBroken, View, bits
-from tinyllm.testing.look import attempt, named, shown
+from tinyllm.testing.observe import attempt, named, shown
 
 
 def check_need(cache: Any, args: tuple[int | float, ...], cost: int) -> None:

@@ -30,8 +30,8 @@ from tinyllm.testing.contract import CAPABILITIES, Config, PagedCache
 from tinyllm.testing.laws import LawBroken, Place
 from tinyllm.testing.profiles import current_profile
 from tinyllm.testing.run import Run
+from tinyllm.testing.time_limit import CutShort, NotReturned
 from tinyllm.testing.trace import FORMS, Op
-from tinyllm.testing.watch import CutShort, NotReturned
 
 IDS = range(4)  # few, so that ids are used again
 BLOCKS = (2, 9)  # tiny pools fill up, and what is freed is soon used again

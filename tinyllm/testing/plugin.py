@@ -95,8 +95,8 @@ def cache_shard(request: pytest.FixtureRequest) -> int:
 @pytest.fixture(scope="session")
 def cache_factory(request: pytest.FixtureRequest) -> Any:
     """The cache that `--cache-impl` names; the reference by default."""
+    from tinyllm.testing.adapters.loading import DEFAULT, ImplementationError, load  # noqa: PLC0415
     from tinyllm.testing.contract import capabilities  # noqa: PLC0415 - heavy
-    from tinyllm.testing.implementation import DEFAULT, ImplementationError, load  # noqa: PLC0415
 
     try:
         factory = load(request.config.getoption("--cache-impl") or DEFAULT)

@@ -9,9 +9,10 @@ from functools import partial
 
 from tinyllm.testing import laws, trace
 from tinyllm.testing.contract import Config, Factory, PagedCache, capabilities, extensions
+from tinyllm.testing.explain import tell
 from tinyllm.testing.extensions import check_extensions, check_need
 from tinyllm.testing.laws import JUNK, LawBroken, Step, View
-from tinyllm.testing.look import (
+from tinyllm.testing.observe import (
     ROUNDS,
     Answer,
     attempt,
@@ -24,7 +25,7 @@ from tinyllm.testing.look import (
     warnings_heard,
 )
 from tinyllm.testing.oracle import Oracle
-from tinyllm.testing.story import tell
+from tinyllm.testing.time_limit import NotReturned
 from tinyllm.testing.trace import (
     FORMS,
     NotOffered,
@@ -35,7 +36,6 @@ from tinyllm.testing.trace import (
     pool_bytes,
     program,
 )
-from tinyllm.testing.watch import NotReturned
 
 CHECKS: dict[Callable[[Step, Oracle], None], frozenset[str]] = {
     laws.check_lengths: frozenset(),

@@ -10,8 +10,8 @@ from itertools import pairwise
 from tinyllm.testing.contract import Factory
 from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.run import replay
+from tinyllm.testing.time_limit import CutShort, NotReturned, limited
 from tinyllm.testing.trace import ARGUMENTS, Op, TraceError, parse
-from tinyllm.testing.watch import CutShort, NotReturned, limited
 
 SEQUENCES = {"sequence", "parent", "child"}
 WORK = 100_000

@@ -19,8 +19,8 @@ from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.machine import LAYERS, WIDE, CacheMachine, MachineRun, configs, shard, starts
 from tinyllm.testing.profiles import profile
 from tinyllm.testing.reach import Meter, Reached
+from tinyllm.testing.time_limit import beating, watch_over
 from tinyllm.testing.trace import Op
-from tinyllm.testing.watch import beating, watch_over
 
 BLOCKS = (2, 64)
 SIZES = (1, 8)

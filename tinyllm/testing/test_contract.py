@@ -20,8 +20,8 @@ from tinyllm.testing.contract import Factory
 from tinyllm.testing.directed import DIRECTED
 from tinyllm.testing.machine import CacheMachine, shard
 from tinyllm.testing.profiles import current_profile
+from tinyllm.testing.time_limit import CutShort
 from tinyllm.testing.trace import NotOffered
-from tinyllm.testing.watch import CutShort
 
 
 def _hold(act: Callable[[], None], seconds: float = SECONDS) -> None:
