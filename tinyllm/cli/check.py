@@ -53,6 +53,7 @@ def check(
     An engine in another language is a program that speaks the protocol of docs/protocol.md: `tinyllm check
     --exec "./engine"`.
     """
+    from tinyllm.grading import grade as _  # noqa: F401, PLC0415 - before the first process starts
     from tinyllm.grading import report as reports  # noqa: PLC0415 - heavy
 
     need("pytest", "hypothesis", *(["jinja2"] if html else []))

@@ -18,12 +18,14 @@ from tinyllm.grading.plant import Target
 from tinyllm.grading.verdict import Grade, GradeError, Result, Trial
 from tinyllm.grading.worker import Failure, Job, Outcome, run
 from tinyllm.jobs.cluster import ClusterError
-from tinyllm.jobs.process import Cancel, Ended, call
+from tinyllm.jobs.process import PRELOAD, Cancel, Ended, call
 
 BASELINE_TIMEOUT = 300.0  # seconds; nothing is known yet of how long the suite takes
 SUSPECT = 3  # more clean runs when a kill did not happen again: they see what fails every third time
 SLACK = 10.0  # a run with a bug may take this many times the clean one, and as many seconds more
 SHOWN = 3  # of the tests that fail on clean code
+
+PRELOAD.append("tinyllm.grading.warm")
 
 Listener = Callable[[str, Bug | None, Trial | None], None]
 """Told of progress: ("clean", None, None) for a clean run that passed, ("run", bug, None) for the first run

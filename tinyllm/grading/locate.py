@@ -10,6 +10,7 @@ from tinyllm.grading import bugs
 from tinyllm.grading.plant import Place, PlantError, Target
 from tinyllm.grading.stand_in import ERROR, look_up
 from tinyllm.jobs.process import Send, call
+from tinyllm.named import ImplementationError, find
 
 LONG = 60.0  # seconds, to import a module
 NOT_HERE = "tests cannot be graded by planting bugs in place of it"
@@ -40,15 +41,13 @@ def located(impl: str, tests: Sequence[str]) -> Target:
 def locate(send: Send, impl: str, tests: tuple[str, ...]) -> tuple[Place | str, list[str]]:
     """The place, or why there is none; and the `sys.path` with which it is found."""
     del send
-    from tinyllm.testing.adapters.loading import ImplementationError, load  # noqa: PLC0415 - it loads users' code
-
     sys.path += [folder for folder in (str(Path.cwd()), str(Path.cwd() / "src")) if folder not in sys.path]
     try:
         try:
-            cache = load(impl)
+            cache, _ = find(impl)
         except ImplementationError:
             sys.path[:] = [*sys.path, *_path_of(tests)]
-            cache = load(impl)
+            cache, _ = find(impl)
     except ImplementationError as error:
         return str(error), sys.path
     return _place(impl, cache), sys.path

@@ -26,12 +26,12 @@ PRELOAD = [
     *("numpy", "numpy.testing", "numpy.typing"),
     *("hypothesis", "hypothesis.stateful"),
     *("pytest", "xdist.plugin", "xdist.looponfail", "asyncio", "ctypes", "pdb", "unittest"),
-    *("tinyllm.grading.handover", "tinyllm.grading.recorder", "tinyllm.grading.worker"),
-    *("tinyllm.jobs.server", "tinyllm.grading.warm"),
+    "tinyllm.jobs.server",
 ]
-"""Imported once, in the fork server; never a module that a bug may be planted in, nor `numpy.random`, which
-draws its state when it is imported: all runs would draw alike, and a flaky suite would not show; nor
-Hypothesis' plugin for pytest, after which it takes everything for the loading of tests, and warns."""
+"""Imported once, in the fork server; who calls often adds to it before the first call. Never a module that a
+bug may be planted in, nor `numpy.random`, which draws its state when it is imported: all runs would draw
+alike, and a flaky suite would not show; nor Hypothesis' plugin for pytest, after which it takes everything
+for the loading of tests, and warns."""
 TAIL = 20_000  # bytes of output that are kept
 CHUNK = 1 << 16  # bytes of output that are read at once: what a pipe holds
 LAST = 32  # chunks read after the end: a process that escaped may print for ever
