@@ -52,7 +52,7 @@ ONLY_READ = {
     "tinyllm grade path/to/tests --set ": "it is run without the option",
     "tinyllm grade path/to/tests --trials ": "it is run without the option",
     "tinyllm grade path/to/tests --bug ": "it is run without the option",
-    "tinyllm grade path/to/tests --badge ": "it is run without the option; tests/cli/test_gate.py",
+    "tinyllm grade path/to/tests --badge ": "it is run without the option; tests/cli/test_ci_reports.py",
     "tinyllm soak ": "it takes as long as it is told; tests/cli/test_soak.py",
     "tinyllm reach ": "it needs reports; tests/cli/test_reach.py",
     "tinyllm grade tests --set all --executor ": "it needs a cluster; tests/grading/test_cluster.py",

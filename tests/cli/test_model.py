@@ -1,4 +1,4 @@
-"""`tinyllm model`; fetching and what a file may hold have their own tests in tests/infer."""
+"""`tinyllm model`; fetching and what a file may hold have their own tests in tests/llm."""
 
 import hashlib
 from collections.abc import Callable

@@ -184,7 +184,7 @@ def test_the_module_is_not_written_to(project: Callable[..., Path], tinyllm: Tin
         (["--bugs", "bugs.toml", "--module", "sys"], "sys has no Python source"),
         (
             ["--bugs", "bugs.toml", "--module", "stack", "--bug", "s06"],
-            "there is no bug s06; there are queue, keeps, length, deque",
+            "there is no bug s06 in bugs.toml; there are queue, keeps, length, deque",
         ),
     ],
 )

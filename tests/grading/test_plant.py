@@ -1,6 +1,7 @@
 """Source text in a module's place: found under its names alone, again and again, and seen by who looks."""
 
 import importlib
+import itertools
 import json
 import os
 import sys
@@ -209,23 +210,29 @@ def test_a_bug_is_handed_over_by_its_id(monkeypatch: pytest.MonkeyPatch, tmp_pat
     """For the reference, and to stand in for a class of one's own."""
     mine = tmp_path / "mine.py"
     mine.write_text("class Cache: pass\n")
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    made = itertools.count()
+
+    def folder(prefix: str) -> str:
+        path = tmp_path / f"{prefix}{next(made)}"
+        path.mkdir()
+        return str(path)
+
     left: list[Any] = []
-    monkeypatch.setattr("atexit.register", lambda *call, **named: left.append((call, named)))
     path = list(sys.path)
     for named, name in (("s06", None), (f"s06:{mine}:Cache", "Cache")):
-        by_hand.offer_bug(named, ["--plant", named, str(tmp_path)])
+        with monkeypatch.context() as patched:
+            patched.setattr(by_hand, "mkdtemp", folder)
+            patched.setattr(by_hand, "register", lambda *call, **named: left.append((call, named)))
+            by_hand.offer_bug(named, ["--plant", named, str(tmp_path)])
         fields = json.loads(Path(os.environ[handover.VARIABLE]).read_text(encoding="utf-8"))
         assert fields["module"] == bugs.MODULE
         assert (fields["place"] and fields["place"]["name"]) == name
         assert fields["source"] != bugs.reference().source
     sys.path[:] = path
-    mine_too = [call for call in left if "tinyllm-plant" in str(call)]
-    for (remove, folder), options in mine_too:
-        remove(folder, **options)
-    assert len(mine_too) == 2
-    assert not list((tmp_path / "temporary").glob("tinyllm-plant*")), "the files go with the process"
+    assert len(list(tmp_path.glob("tinyllm-plant*"))) == 2
+    for (remove, path_of_it), options in left:
+        remove(path_of_it, **options)
+    assert not list(tmp_path.glob("tinyllm-plant*")), "the files go with the process"
 
 
 @pytest.mark.usefixtures("environment")

@@ -1,10 +1,10 @@
 """`pytest --plant ID[:IMPL]`: one of our bugs, planted until pytest ends."""
 
-import atexit
 import shutil
-import tempfile
+from atexit import register
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import mkdtemp
 
 from tinyllm.grading import bugs, handover
 from tinyllm.grading.locate import located
@@ -24,8 +24,8 @@ def offer_bug(named: str, tests: Sequence[str] = ()) -> None:
     paths = [one for one in tests if Path(one.partition("::")[0]).exists()]
     target = located(impl, paths) if impl else bugs.reference()
     try:
-        folder = tempfile.mkdtemp(prefix="tinyllm-plant-")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        folder = mkdtemp(prefix="tinyllm-plant-")
+        register(shutil.rmtree, folder, ignore_errors=True)
         handover.offer(target.with_source(known[bug_id].apply(target.source)), Path(folder))
     except OSError as error:
         raise PlantError(f"no temporary file can be written: {error.strerror}") from error

@@ -8,11 +8,12 @@ import importlib
 from typing import Any
 
 _HOMES = {
+    "CAPABILITIES": "contract",
     "CATALOGUE": "catalogue",
     "CacheMachine": "machine",
     "Config": "contract",
     "DIRECTED": "directed",
-    "ImplementationError": "implementation",
+    "ImplementationError": "adapters.loading",
     "LAWS": "laws",
     "LawBroken": "laws",
     "Oracle": "oracle",
@@ -21,9 +22,11 @@ _HOMES = {
     "Run": "run",
     "TraceError": "trace",
     "check_cache": "check",
-    "load": "implementation",
+    "load": "adapters.loading",
     "parse": "trace",
+    "profile": "profiles",
     "replay": "run",
+    "shadow": "adapters.block_manager",
     "shorten": "shrink",
     "state_machine_test": "machine",
 }
