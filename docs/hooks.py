@@ -1,7 +1,8 @@
-"""What the site has besides the pages in this folder, made from the code: the hooks of mkdocs.yml.
+"""What code and docstrings say of themselves, as pages; the hooks of mkdocs.yml.
 
-Bugs (from the TOML), the command line (from the commands), the trace language and the interfaces (from
-docstrings), and the source files that pages link to.
+`python docs/hooks.py` writes those that lie in this folder: the trace language and the command line. The site
+alone has bugs (from the TOML), interfaces (from docstrings), how to get it (from README.md), and the source
+files that pages link to.
 """
 
 import html
@@ -71,8 +72,14 @@ INTERFACES = {
         ),
     ),
 }
-OUTSIDE = re.compile(r"\]\((?:\.\./)+((?!\.\.)[\w./-]+\.\w+)\)")
+OUTSIDE = re.compile(r"\]\((?:\.\./)+((?!\.\.)[\w./-]+\.\w+(?:#[\w-]+)?)\)")
 """A link of a page to a file of the repository that is no page."""
+SHOWN_BY = {
+    "README.md#getting-it": "getting.md",
+    "mutants/README.md": "bugs/index.md",
+    "tinyllm/testing/contract.py": "api/kit.md",
+}
+"""Of such links, those to what the site has a page for."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -90,7 +97,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what is made here."""
-    made = {"trace.md": trace_page(), "commands.md": commands_page(), "bugs/index.md": bugs_page()}
+    made = {"getting.md": getting_page(), "bugs/index.md": bugs_page()}
     made |= {f"api/{name}.md": interface_page(*what) for name, what in INTERFACES.items()}
     for bug in bugs.load_set("all"):
         made |= bug_page(bug)
@@ -112,25 +119,33 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def linked() -> set[str]:
-    """The files of the repository that pages link to."""
+    """The files of the repository that pages link to, and that the site has no other page for."""
     pages = [path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")]
-    return {path for text in pages for path in OUTSIDE.findall(text) if outside(path)}
+    links = {link for text in pages for link in OUTSIDE.findall(text) if outside(link)}
+    return {link.partition("#")[0] for link in links - SHOWN_BY.keys()}
 
 
-def outside(path: str) -> bool:
-    """Whether a path is that of a file of the repository, and of no page."""
+def outside(link: str) -> bool:
+    """Whether a link is to a file of the repository, and to no page."""
+    path = link.partition("#")[0]
     return (ROOT / path).is_file() and not (DOCS / path).is_file()
 
 
-def source_name(path: str) -> str:
+def source_name(link: str) -> str:
     """Where the page of a file is; MkDocs leaves out what begins with a dot."""
-    return f"sources/{path.lstrip('.')}.md"
+    return SHOWN_BY.get(link) or f"sources/{link.partition('#')[0].lstrip('.')}.md"
 
 
 def source_page(path: str) -> str:
     """A page with a file of the repository."""
     text = (ROOT / path).read_text(encoding="utf-8").rstrip()
     return f"# {path}\n\n````{Path(path).suffix[1:]}\n{text}\n````\n"
+
+
+def getting_page() -> str:
+    """The section of README.md."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    return "# Getting it\n" + readme.partition("\n## Getting it\n")[2].partition("\n## ")[0]
 
 
 def trace_page() -> str:
@@ -142,7 +157,7 @@ A witness of a planted bug is a trace, and so are a shrunk counterexample and a 
 [`tinyllm replay`](commands.md#tinyllm-replay) runs one and checks every law after each line;
 [`tinyllm show`](commands.md#tinyllm-show) draws what each line does.
 """
-    return f"# The trace\n\n{first}\n{rest}\n\nForms of an append: {forms}.\n{used}"
+    return f"# The trace\n\n{first}\n{rest.rstrip()}\n\nForms of an append: {forms}.\n{used}"
 
 
 def bugs_page() -> str:
@@ -214,7 +229,7 @@ def command_part(name: str, command: Any) -> str:
     inner = ["COMMAND"] if hasattr(command, "commands") else []
     usage = " ".join([name, "[OPTIONS]", *arguments, *inner])
     lines = [
-        f"## `{name}` {{ #{name.replace(' ', '-')} }}\n",
+        f"## `{name}`\n",
         f"```text\n{usage}\n```\n",
         f"{command.help or ''}\n",
     ]
@@ -241,3 +256,11 @@ def interface_page(title: str, modules: tuple[str, ...]) -> str:
 def cell(text: str) -> str:
     """Text for a cell of a table."""
     return " ".join(text.split()).replace("|", "\\|").replace("[", "\\[").replace("<", "&lt;")
+
+
+WRITTEN = {"trace.md": trace_page, "commands.md": commands_page}
+"""The pages in this folder that are made here, so that they can be read without the site."""
+
+if __name__ == "__main__":
+    for name, page in WRITTEN.items():
+        (DOCS / name).write_text(page(), encoding="utf-8")

@@ -35,9 +35,11 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 REFERENCE = (ROOT / "tinyllm" / "infer" / "paged.py").read_text(encoding="utf-8")
 
 NOT_RUN = {
+    "python3 -c 'import sys; sys.version_info": "the next line belongs to it; tests/test_readme.py runs it",
     "python3 -m venv ": "it installs; .ci/run runs this very line",
-    "pip install ": "it installs",
-    ".venv/bin/tox": "it runs this",
+    "python -m pip ": "it installs",
+    ". .venv/bin/activate": "there is no .venv where this runs",
+    "tox": "it runs this",
     "rustc ": "it needs a Rust compiler; tests/testing/test_subprocess_cache.py uses it",
     "pytest --pyargs tinyllm.testing --cache-impl=paged.py": "README.md has it, with another path",
     "dask ": "it starts servers; tests/grading/test_cluster.py does",
@@ -73,6 +75,8 @@ STUB = "class PagedKVCache:\n    def __init__(self, *sizes):\n        raise NotI
 USUAL = {
     "paged.py": STUB,
     "x.trace": "new 1 1 1 1 1\nadd 0\n",
+    "myengine/__init__.py": "",
+    "myengine/cache.py": STUB.replace("PagedKVCache", "Cache"),
     "path/to/paged.py": REFERENCE,
     "path/to/tests/test_it.py": ONE.replace("PACKAGE", "tinyllm.infer.paged"),
     "pkg/__init__.py": "",

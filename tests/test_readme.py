@@ -1,15 +1,21 @@
 """What the README says is so."""
 
+import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+import pytest
+
+from tinyllm import __version__
 from tinyllm.grading import bugs
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+COMMANDS = [text for language, text in BLOCKS if language == "sh" and "python3 -m venv .venv" in text]
 
 
 def test_the_worked_example_prints_what_it_says() -> None:
@@ -29,15 +35,65 @@ def test_the_verdict_shown_names_every_bug_of_the_course() -> None:
 
 
 def test_its_two_commands_set_everything_up() -> None:
-    commands = [
-        text for language, text in BLOCKS if language == "sh" and text.startswith("python3 -m venv .venv")
-    ]
-    assert len(commands) == 2
-    assert commands[0].strip().endswith(".venv/bin/tinyllm check")
-    # .ci/run takes the second one from here, by this pattern.
+    assert len(COMMANDS) == 2
+    assert COMMANDS[0].strip().endswith(".venv/bin/tinyllm check")
+    # .ci/run takes the lines of the second one from here, by these patterns.
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    assert r"s/^\(python3 -m venv .* pytest .*\)$/\1/p" in script
-    assert re.findall(r"^python3 -m venv .* pytest .*$", README, re.MULTILINE) == [commands[1].strip()]
+    for pattern in (r"s/^\(python3 -c .*\) &&$/\1/p", r"s/^\(python3 -m venv .* pytest .*\)$/\1/p"):
+        assert pattern in script
+        sed = ["sed", "-n", pattern, str(ROOT / "README.md")]
+        found = subprocess.run(sed, capture_output=True, text=True, check=True).stdout.splitlines()
+        assert {*found} <= {line.removesuffix(" &&") for line in COMMANDS[1].splitlines()}
+        assert found
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(("version", "new"), [("3.10.13", False), ("3.11.0", True), ("4.0.0", True)])
+def test_they_end_at_once_where_python_is_too_old(
+    tmp_path: Path, command: str, version: str, new: bool
+) -> None:
+    """An older pip on an older Python looks for minutes, in silence, for what is not there."""
+    code = f"import sys; sys.version, sys.version_info = '{version} (main)', ({version.replace('.', ', ')})"
+    run = f'exec "{sys.executable}" -c "{code}; exec(sys.argv[1])" "$2"'
+    python = tmp_path / "python3"
+    python.write_text(f'#!/bin/sh\n[ "$1" = -c ] || exec echo "$@"\n{run}\n')
+    python.chmod(0o755)
+    check, _, rest = command.partition("\n")
+    begin = f"{check}\n{rest.partition(' && ')[0]}"
+    env = {**os.environ, "PATH": os.pathsep.join([str(tmp_path), os.environ["PATH"]])}
+    done = subprocess.run(["sh", "-c", begin], env=env, capture_output=True, text=True, check=False)
+    told = f"tinyllm needs Python 3.11 or newer, not {version}\n"
+    expected = (0, "-m venv .venv\n", "") if new else (1, "", told)
+    assert (done.returncode, done.stdout, done.stderr) == expected
+
+
+def test_the_action_ends_at_once_too() -> None:
+    check = COMMANDS[0].partition(" &&\n")[0].removeprefix("python3")
+    assert f"        python{check}\n        python -m pip install" in (ROOT / "action.yml").read_text(
+        encoding="utf-8"
+    )
+
+
+def test_getting_it_names_every_extra_and_the_wheel() -> None:
+    section = README.partition("\n## Getting it\n")[2].partition("\n## ")[0]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert {*re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)} == project["optional-dependencies"].keys()
+    name = project["name"].replace("-", "_")
+    assert re.findall(r"dist/(\S+)\[", section) == [f"{name}-{__version__}-py3-none-any.whl"]
+
+
+def test_nothing_is_asked_of_an_index_that_does_not_have_it() -> None:
+    """Only `Getting it` says how the project is had; elsewhere its name stands with an address."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "action.yml"]
+    pages += [
+        path for top in ("docs", "tinyllm", ".github") for path in (ROOT / top).rglob("*") if path.is_file()
+    ]
+    found = {}
+    for path in pages:
+        if path.suffix != ".pyc":
+            text = path.read_text(encoding="utf-8")
+            found[path] = re.findall(r"install.*tinyllm-paged(?:\[[\w,]+\])?(?! @ git)(?![\w\[-]).*", text)
+    assert not {path: lines for path, lines in found.items() if lines}
 
 
 def test_no_path_of_a_machine_is_shown() -> None:

@@ -41,8 +41,8 @@ def _run(arguments: Sequence[str] | None) -> None:
         if error.name not in EXTRAS:
             raise
         print(  # noqa: T201 - rich is what may be missing
-            f"tinyllm: {error.name} is missing; it is in the extra: "
-            f"pip install 'tinyllm-paged[{EXTRAS[error.name]}]'",
+            f"tinyllm: {error.name} is missing; it is in the extra `{EXTRAS[error.name]}`: "
+            "see Getting it in README.md",
             file=sys.stderr,
         )
         sys.exit(2)
