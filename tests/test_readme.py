@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -65,6 +66,34 @@ def test_they_end_at_once_where_python_is_too_old(
     told = f"tinyllm needs Python 3.11 or newer, not {version}\n"
     expected = (0, "-m venv .venv\n", "") if new else (1, "", told)
     assert (done.returncode, done.stdout, done.stderr) == expected
+
+
+@pytest.mark.parametrize(("long", "more"), [("", ""), ("1", " -m long or not long")])
+def test_ci_run_installs_once_and_ends_with_the_tests(tmp_path: Path, long: str, more: str) -> None:
+    """And with their exit code."""
+    for name in (".ci/run", "README.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    for name in ("python3", "chromium", "chromedriver", ".venv/bin/python", ".venv/bin/tinyllm"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('#!/bin/sh\necho "= ${0##*/} $*"\ncase "$*" in *pytest*) exit 5; esac\n')
+        (tmp_path / name).chmod(0o755)
+    env = {**os.environ, "PATH": os.pathsep.join([str(tmp_path), os.environ["PATH"]]), "CI_LONG": long}
+    done = subprocess.run(
+        [str(tmp_path / ".ci" / "run")], env=env, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (5, "")
+    ran = [line for line in done.stdout.splitlines() if line[0] == "=" and " -c " not in line]
+    assert ran == [
+        "= python3 -m venv .venv",
+        "= python -m pip install -q -e .[dev]",
+        "= python -m ruff check",
+        "= python -m ruff format --check",
+        "= python -m mypy",
+        "= tinyllm model fetch",
+        f"= python -m pytest -n auto --dist worksteal{more}",
+    ]
+    assert done.stdout.splitlines()[-1] == ran[-1]
 
 
 def test_the_action_ends_at_once_too() -> None:
