@@ -1,6 +1,7 @@
 """The site builds, every link within it leads somewhere, and its exit codes are those of the grader."""
 
 import os
+import re
 import subprocess
 import sys
 from html import unescape
