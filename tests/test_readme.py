@@ -74,7 +74,8 @@ def test_ci_run_installs_once_and_ends_with_the_tests(tmp_path: Path, long: str,
     for name in (".ci/run", "README.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
-    for name in ("python3", "chromium", "chromedriver", ".venv/bin/python", ".venv/bin/tinyllm"):
+    ours = [f".venv/bin/{name}" for name in ("python", "tinyllm", "lint-imports")]
+    for name in ("python3", "chromium", "chromedriver", *ours):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text('#!/bin/sh\necho "= ${0##*/} $*"\ncase "$*" in *pytest*) exit 5; esac\n')
         (tmp_path / name).chmod(0o755)
@@ -90,6 +91,7 @@ def test_ci_run_installs_once_and_ends_with_the_tests(tmp_path: Path, long: str,
         "= python -m ruff check",
         "= python -m ruff format --check",
         "= python -m mypy",
+        "= lint-imports ",
         "= tinyllm model fetch",
         f"= python -m pytest -n auto --dist worksteal{more}",
     ]
