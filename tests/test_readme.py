@@ -57,14 +57,15 @@ def test_they_end_at_once_where_python_is_too_old(
     code = f"import sys; sys.version, sys.version_info = '{version} (main)', ({version.replace('.', ', ')})"
     run = f'exec "{sys.executable}" -c "{code}; exec(sys.argv[1])" "$2"'
     python = tmp_path / "python3"
-    python.write_text(f'#!/bin/sh\n[ "$1" = -c ] || exec echo "$@"\n{run}\n')
+    python.write_text(
+        f'#!/bin/sh\n[ "$1" = -c ] || {{ echo "$@"; exit 1; }}\n{run}\n'
+    )  # so nothing is installed
     python.chmod(0o755)
-    check, _, rest = command.partition("\n")
-    begin = f"{check}\n{rest.partition(' && ')[0]}"
     env = {**os.environ, "PATH": os.pathsep.join([str(tmp_path), os.environ["PATH"]])}
-    done = subprocess.run(["sh", "-c", begin], env=env, capture_output=True, text=True, check=False)
+    shell = ["sh", "-c", command]
+    done = subprocess.run(shell, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     told = f"tinyllm needs Python 3.11 or newer, not {version}\n"
-    expected = (0, "-m venv .venv\n", "") if new else (1, "", told)
+    expected = (1, "-m venv .venv\n", "") if new else (1, "", told)
     assert (done.returncode, done.stdout, done.stderr) == expected
 
 
