@@ -125,7 +125,7 @@ def script(path: Path) -> ModuleType:
     return module
 
 
-files = script(ROOT / "tests" / "infer" / "conftest.py")
+files = script(ROOT / "tests" / "llm" / "conftest.py")
 write, words = files.write, files.words
 
 

@@ -109,7 +109,7 @@ def reference() -> str:
     return REFERENCE.read_text(encoding="utf-8")
 
 
-spec = spec_from_file_location("gguf_fixtures", Path(__file__).parents[1] / "infer" / "conftest.py")
+spec = spec_from_file_location("gguf_fixtures", Path(__file__).parents[1] / "llm" / "conftest.py")
 assert spec is not None
 assert spec.loader is not None
 files = module_from_spec(spec)

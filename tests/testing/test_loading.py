@@ -133,7 +133,7 @@ def test_what_was_never_loaded_but_can_be_imported_is_imported() -> None:
     assert spelling(ImplementationError) == (  # type: ignore[arg-type]
         [
             "from tinyllm.testing import replay",
-            "from tinyllm.testing.adapters.loading import ImplementationError",
+            "from tinyllm.named import ImplementationError",
         ],
         "ImplementationError",
     )

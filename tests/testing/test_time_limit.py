@@ -119,7 +119,7 @@ def test_a_call_that_does_not_return_breaks_its_law(factory: Any, law: int) -> N
         check_cache(factory, settings=profile("dev"))
     assert caught.value.law == law
     assert "NotReturned: it had not returned after " in str(caught.value)
-    assert "test_watch.py, line " in str(caught.value)
+    assert "test_time_limit.py, line " in str(caught.value)
     assert caught.value.trace.startswith("new ")
 
 
