@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tinyllm.jobs.process import call
+
 PASS, WEAK, USAGE, BASELINE = range(4)
 
 Invoke = Callable[..., Any]
@@ -104,6 +106,7 @@ def test_a_cache_that_is_not_right(invoke: Invoke, paged: Any, old: str, new: st
 def test_an_endless_loop(
     invoke: Invoke, paged: Any, monkeypatch: pytest.MonkeyPatch, old: str, new: str, what: str
 ) -> None:
+    call(print, timeout=60)  # the fork server is there before any second counts
     monkeypatch.setattr(importlib.import_module("tinyllm.cli.check"), "SILENCE", 6.0)
     paged(new, old=old, new=new)
     done = invoke("check", "paged.py")
