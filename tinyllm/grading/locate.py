@@ -1,5 +1,7 @@
 """Where a cache that somebody named is defined, so that the reference can stand in for it."""
 
+import importlib
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -42,10 +44,14 @@ def locate(send: Send, impl: str, tests: tuple[str, ...]) -> tuple[Place | str, 
     """The place, or why there is none; and the `sys.path` with which it is found."""
     del send
     sys.path += [folder for folder in (str(Path.cwd()), str(Path.cwd() / "src")) if folder not in sys.path]
+    known = set(sys.modules)
     try:
         try:
             cache, _ = find(impl)
         except ImplementationError:
+            for name in set(sys.modules) - known:  # a folder of the package's name would stay its namespace
+                del sys.modules[name]
+            importlib.invalidate_caches()
             sys.path[:] = [*sys.path, *_path_of(tests)]
             cache, _ = find(impl)
     except ImplementationError as error:
@@ -66,6 +72,7 @@ def _path_of(tests: tuple[str, ...]) -> list[str]:
             self.path[:] = sys.path
             pytest.exit("seen")
 
+    os.environ.pop("TINYLLM_PLANT", None)  # nothing is to be planted in this look
     before = list(sys.path)
     pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--capture=no", *tests], plugins=[Look()])
     return [folder for folder in Look.path if folder not in before]
