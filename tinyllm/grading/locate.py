@@ -49,8 +49,10 @@ def locate(send: Send, impl: str, tests: tuple[str, ...]) -> tuple[Place | str, 
         try:
             cache, _ = find(impl)
         except ImplementationError:
-            for name in set(sys.modules) - known:  # a folder of the package's name would stay its namespace
-                del sys.modules[name]
+            top = impl.partition(":")[0].partition(".")[0]
+            for name in set(sys.modules) - known:
+                if name.partition(".")[0] == top:  # a folder of the package's name would stay its namespace
+                    del sys.modules[name]
             importlib.invalidate_caches()
             sys.path[:] = [*sys.path, *_path_of(tests)]
             cache, _ = find(impl)
