@@ -93,6 +93,11 @@ SHAPES = {
         "from engine.cache import Cache, OutOfBlocks",
         {"lib/engine/__init__.py": "", "lib/engine/cache.py": CACHE},
     ),
+    "a folder of its name that is no package": (
+        "engine.cache:Cache",
+        "from engine.cache import Cache, OutOfBlocks",
+        {"engine/notes.txt": "", "lib/engine/__init__.py": "", "lib/engine/cache.py": CACHE},
+    ),
     "a class within a class, its error elsewhere": (
         "engine.cache:Outer.Cache",
         "from engine.cache import Outer\nfrom engine.errors import OutOfBlocks\nCache = Outer.Cache",
