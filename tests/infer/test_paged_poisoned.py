@@ -22,7 +22,7 @@ class Zeroed(CacheMachine):
 
     @invariant()
     def unwritten_slots_read_zero(self) -> None:
-        cache: Any = self.run._cache
+        cache: Any = self.run.cache
         if self.run.closed or not self.run.ops:
             return
         for table, lens in cache._seqs.values():

@@ -308,7 +308,7 @@ def test_a_method_counts_as_offered_when_somebody_wrote_it(name: str) -> None:
     assert extensions(factory(4, 2, 1, 1, 1)) == offered
     assert capabilities(factory) == set(CAPABILITIES)
     run = replay(factory, "new 4 2 1 1 1\nadd 0\nappend 0 0 3\nfork 0 1\nappend 1 0 1\n")
-    assert run.extends == offered
+    assert run.offers == offered | set(CAPABILITIES)
 
 
 def test_an_attribute_is_stated_or_it_is_not() -> None:

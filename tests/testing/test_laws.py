@@ -10,7 +10,7 @@ import tinyllm
 import tinyllm.testing
 from tinyllm.testing import contract, laws
 from tinyllm.testing.contract import Config
-from tinyllm.testing.laws import JUNK, LAWS, LawBroken, Step, View
+from tinyllm.testing.laws import JUNK, LAWS, Acted, LawBroken, Step, View
 from tinyllm.testing.oracle import Oracle
 from tinyllm.testing.trace import PATTERN, pattern
 
@@ -53,7 +53,7 @@ def seen(tables: dict[int, list[int]] | None = None, used: int = 0) -> View:
     [
         ("append", 0, 1, 3),
         ("append", 0, 0, 4),
-        ("append", 9, 1, 7),
+        ("append", 9, 1, 4),
         ("fork", 0, None, 7),
         ("add", 0, None, 13),
     ],
@@ -61,8 +61,10 @@ def seen(tables: dict[int, list[int]] | None = None, used: int = 0) -> View:
 def test_a_difference_is_blamed_on_what_the_call_did(
     name: str, seq: int, layer: int | None, law: int
 ) -> None:
-    step = Step(name, seq, layer, 0, seen(), seen(), {})
-    assert step.blame(0, 1, 3) == law
+    oracle = Oracle(Config(4, 1, 1, 1, 1))
+    oracle.add(0)
+    step = Step("a line", {seq: Acted(name, layer)}, seen(), seen(), {})
+    assert step.blame(0, 1, 3, oracle) == law
 
 
 def test_of_blocks_in_two_places_the_innocent_are_not_blamed() -> None:
@@ -74,7 +76,7 @@ def test_of_blocks_in_two_places_the_innocent_are_not_blamed() -> None:
         oracle.append(seq, 0, one, one)
     after = seen({0: [2], 1: [2]})
     with pytest.raises(LawBroken) as caught:
-        laws.check_sharing(Step("append", 1, 0, 1, seen(), after, {}), oracle)
+        laws.check_sharing(Step("append 1 0 1", {1: Acted("append", 0)}, seen(), after, {}), oracle)
     assert caught.value.law == 6
 
 
@@ -83,18 +85,24 @@ def test_a_free_block_that_a_table_holds_is_told_from_a_leak() -> None:
     for used, word in ((0, "1 free although a table holds it, of 4"), (2, "1 leaked, of 4")):
         after = seen({0: [2]}, used)
         with pytest.raises(LawBroken, match=word) as caught:
-            laws.check_references(Step("free", 0, None, 0, seen(), after, {}), oracle)
+            laws.check_references(Step("free 0", {0: Acted("free")}, seen(), after, {}), oracle)
         assert caught.value.law == 6
 
 
-@pytest.mark.parametrize(("name", "law"), [("append", 9), ("fork", 7)])
-def test_a_call_takes_what_it_costs(name: str, law: int) -> None:
+RELATIVES = {"a stranger": (4, False), "a relative by forks": (7, True)}
+
+
+@pytest.mark.parametrize("name", RELATIVES)
+def test_what_a_call_does_to_others_is_told_by_who_they_are(name: str) -> None:
+    law, forked = RELATIVES[name]
     oracle = Oracle(Config(4, 1, 1, 1, 1))
-    laws.check_cost(Step(name, 0, 0, 2, seen(), seen(used=2), {}), oracle)
-    with pytest.raises(LawBroken, match="expected 1 blocks taken; found 2, of 4") as caught:
-        laws.check_cost(Step(name, 0, 0, 1, seen(), seen(used=2), {}), oracle)
+    oracle.add(0)
+    oracle.fork(0, 1) if forked else oracle.add(1)
+    after = seen({0: [], 1: []})._replace(lens={0: [0], 1: [1]})
+    step = Step("append 0 0 1", {0: Acted("append", 0)}, seen(), after, {})
+    with pytest.raises(LawBroken) as caught:
+        laws.check_lengths(step, oracle)
     assert caught.value.law == law
-    laws.check_cost(Step("free", 0, None, 0, seen(used=2), seen(), {}), oracle)
 
 
 def test_the_public_names_are_there_whatever_was_imported_first() -> None:

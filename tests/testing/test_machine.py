@@ -10,10 +10,11 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tinyllm.infer.paged import PagedKVCache
 from tinyllm.testing.contract import Config, Factory
+from tinyllm.testing.forms import FORMS
 from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.machine import CacheMachine, shard, state_machine_test
 from tinyllm.testing.profiles import profile
-from tinyllm.testing.trace import FORMS, Op
+from tinyllm.testing.trace import Op
 
 Named = Callable[[str], Factory]
 SOME = settings(profile("ci"), max_examples=8)
@@ -38,8 +39,8 @@ def programs(seed: int, how: settings = SOME) -> list[str]:
     machine.programs = []
     run_state_machine_as_test(machine, settings=how)
     found: list[str] = machine.programs  # type: ignore[attr-defined]
-    assert machine.tally["programs"] == len(found)
-    assert machine.tally["lines"] == sum(program.count("\n") for program in found)
+    assert machine.search.programs == len(found)
+    assert machine.search.lines == sum(program.count("\n") for program in found)
     return found
 
 
@@ -58,8 +59,8 @@ def test_the_seed_holds_where_settings_are_derandomized_as_under_ci() -> None:
 
 def test_shards_count_and_fail_each_for_itself() -> None:
     one, other = shard(CacheMachine, 1), shard(CacheMachine, 2)
-    assert one.tally is not other.tally is not CacheMachine.tally
-    assert one.broken is not other.broken is not CacheMachine.broken
+    assert one.search is not other.search
+    assert CacheMachine.search not in {one.search, other.search}
     assert one.__name__ == "CacheMachine"
 
 
@@ -167,4 +168,4 @@ def test_an_invariant_alone_sees_what_its_step_did(named: Named) -> None:
     with pytest.raises(LawBroken) as caught:
         machine.block_conservation()
     assert caught.value.law == 8
-    assert machine.broken == [caught.value]
+    assert machine.search.core is caught.value

@@ -14,7 +14,7 @@ from tinyllm.testing.check import run_directed, run_entry
 from tinyllm.testing.contract import CAPABILITIES, Factory
 from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.observe import ROUNDS
-from tinyllm.testing.run import Run, replay
+from tinyllm.testing.run import Observer, Run, replay
 from tinyllm.testing.trace import TooLarge, TraceError, encode, parse
 
 Breaks = Callable[[Callable[[], object]], LawBroken]
@@ -87,7 +87,7 @@ def test_a_refusal_of_another_class_is_a_finding(name: str, breaks: Breaks) -> N
 
             return refuse
 
-    run._cache = Other()
+    run._caller.cache = Other()
     broken = breaks(lambda: run.step(parse(line)[0]))
     assert (broken.law, broken.found) == (law, f"{type(error).__name__}: {error}")
     assert broken.__cause__ is error
@@ -130,7 +130,13 @@ def test_a_read_that_changes_something_is_a_finding(breaks: Breaks) -> None:
 
 def test_the_first_finding_is_kept() -> None:
     kept: list[LawBroken] = []
-    run = Run(with_gather(lambda _: None), kept)
+
+    class Keeps(Observer):
+        def broke(self, run: Run, broken: LawBroken) -> None:
+            assert run.ops
+            kept.append(broken)
+
+    run = Run(with_gather(lambda _: None), Keeps())
     new, add, *_ = parse(SMALL)
     run.step(new)
     with pytest.raises(LawBroken) as caught:

@@ -33,8 +33,8 @@ from tinyllm.testing.catalogue import CATALOGUE
 from tinyllm.testing.check import check_cache
 from tinyllm.testing.contract import CAPABILITIES, extensions
 from tinyllm.testing.directed import DIRECTED
+from tinyllm.testing.forms import SPECIAL
 from tinyllm.testing.laws import LawBroken
-from tinyllm.testing.machine import SPECIAL
 from tinyllm.testing.profiles import profile
 from tinyllm.testing.run import replay
 from tinyllm.testing.trace import NotOffered

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tinyllm.infer.paged import PagedKVCache
 from tinyllm.testing.contract import CAPABILITIES, Config
+from tinyllm.testing.forms import FORMS
+from tinyllm.testing.operations import OPERATIONS
 from tinyllm.testing.run import replay
 from tinyllm.testing.trace import (
-    ARGUMENTS,
-    FORMS,
     PATTERN,
     Op,
     TooLarge,
@@ -34,8 +34,8 @@ floats = st.lists(st.floats(width=32), min_size=1, max_size=6).map(lambda x: enc
 
 @st.composite
 def ops(draw: st.DrawFn) -> Op:
-    name = draw(st.sampled_from(sorted(ARGUMENTS)))
-    args = [draw(numbers) for _ in ARGUMENTS[name]]
+    name = draw(st.sampled_from(sorted(OPERATIONS)))
+    args = [draw(numbers) for _ in OPERATIONS[name].arguments]
     op = Op(name, tuple(args), refusal=draw(st.just("") | names))
     if name == "append":
         op = op._replace(args=(*args[:2], draw(st.integers())))

@@ -81,7 +81,7 @@ def hold(send: "Send", impl: str, profile: str, seed: int) -> Held:
 
         def teardown(self) -> None:
             super().teardown()
-            send(Programs(self.tally["programs"]))
+            send(Programs(self.search.programs))
 
     machine = shard(Reporting, seed, factory)
     with beating(lambda: send(None)):  # a slow cache is no silence
@@ -99,27 +99,21 @@ def hold(send: "Send", impl: str, profile: str, seed: int) -> Held:
                 break
         if any(one.kind == "catalogue" for one in held.failed) and not problem.startswith("NotReturned"):
             held.stages = {stage.title: _stage(factory, stage.program, impl) for stage in stages()}
-    held.programs, held.lines = machine.tally["programs"], machine.tally["lines"]
+    held.programs, held.lines = machine.search.programs, machine.search.lines
     return held
 
 
 def _problem(check: "Check", held: Held, impl: str) -> str:
     """Run one check; what it found, in a few words, and in `held` at length."""
-    from tinyllm.testing.laws import LawBroken  # noqa: PLC0415
     from tinyllm.testing.time_limit import CutShort  # noqa: PLC0415
     from tinyllm.testing.trace import NotOffered  # noqa: PLC0415
 
     try:
-        check.run()
+        broken = check.run(bool(held.story)).worst
     except NotOffered as needed:
         held.not_checked += (f"{check.kind}: {check.name} needs {needed}",)
     except CutShort as cut:
         held.not_checked += (f"{check.kind}: {check.name} {cut}",)
-    except LawBroken as broken:
-        if not held.story or held.beyond > broken.beyond:
-            held.law, held.name, held.story, held.trace = broken.law, broken.name, str(broken), broken.trace
-            held.beyond = broken.beyond
-        return f"law {broken.law} is broken"
     except NotImplementedError as error:
         held.unwritten = held.unwritten or _place(error)
         return _place(error) + UNWRITTEN
@@ -128,7 +122,12 @@ def _problem(check: "Check", held: Held, impl: str) -> str:
     except BaseException as error:  # the panic of a Rust engine, or a call that was stopped
         said, where = _said(error), _line_of(error, impl)
         return f"{type(error).__name__}: {said}{'' if where in said else where}"
-    return ""
+    if broken is None:
+        return ""
+    if not held.story or held.beyond > broken.beyond:
+        held.law, held.name, held.story, held.trace = broken.law, broken.name, str(broken), broken.trace
+        held.beyond = broken.beyond
+    return f"law {broken.law} is broken"
 
 
 def _stage(factory: "Factory", program: str, impl: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tinyllm.infer.paged import PagedKVCache
-from tinyllm.testing.contract import Config, Factory
+from tinyllm.testing.contract import Capability, Config, Factory
 from tinyllm.testing.laws import LawBroken, View
 from tinyllm.testing.run import Run
 from tinyllm.testing.trace import NotOffered, Op, TraceError, parse, program
@@ -86,7 +86,7 @@ def roll(text: str, factory: Factory = PagedKVCache) -> Iterator[Frame]:
     """
     program(text)
     run, opened = Run(factory), False
-    if "block-tables" not in run.offers:
+    if Capability.BLOCK_TABLES not in run.offers:
         raise NotOffered("the implementation does not offer block-tables, and so nothing to be drawn")
     for number, line in enumerate(text.splitlines(), 1):
         note = line.partition("#")[2].strip()

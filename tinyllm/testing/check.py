@@ -14,13 +14,14 @@ from hypothesis.errors import Flaky
 from hypothesis.stateful import run_state_machine_as_test
 
 from tinyllm.testing.catalogue import CATALOGUE
-from tinyllm.testing.contract import CAPABILITIES, Factory, capabilities
+from tinyllm.testing.contract import CAPABILITIES, Factory
 from tinyllm.testing.directed import DIRECTED
-from tinyllm.testing.laws import LawBroken
-from tinyllm.testing.machine import CacheMachine, Stopped, shard
+from tinyllm.testing.laws import Findings, LawBroken
+from tinyllm.testing.machine import CacheMachine, Search, Stopped, shard
 from tinyllm.testing.observe import named, warnings_heard
 from tinyllm.testing.profiles import profile
 from tinyllm.testing.shrink import shorten
+from tinyllm.testing.subject import Subject
 from tinyllm.testing.time_limit import CutShort, Watch, Watched, left, limited, watch_over, watched
 from tinyllm.testing.trace import NotOffered
 
@@ -42,43 +43,51 @@ class Report:
 class Check(NamedTuple):
     """One named check of a factory.
 
-    `run` raises AssertionError, of which LawBroken is one; NotOffered when the check needs more than the
-    implementation promises; CutShort when all was right until its calls had taken long enough.
+    `run` returns the laws that are broken, each by a program as short as can be found; it is told whether a
+    law is known already that only extensions show, of which one is enough. A test of the catalogue raises, as
+    it likes. All raise NotOffered when the check needs more than the implementation promises, and CutShort
+    when all was right until its calls had taken long enough.
     """
 
     kind: str  # catalogue, directed or machine
     name: str
-    run: Callable[[], None]
+    run: Callable[..., Findings]
 
 
 def checks(factory: Factory, machine: type[CacheMachine], settings: Settings) -> list[Check]:
-    """All checks in order, to be run one by one; `machine` counts its programs in its `tally`.
+    """All checks in order, to be run one by one; `machine.search` counts its programs.
 
     Raises:
         RuntimeError: Python ignores assertions, which are how the catalogue objects.
+        ValueError: what `factory` declares as its capabilities is none.
     """
     if sys.flags.optimize:
         raise RuntimeError("Python ignores assertions here (-O, PYTHONOPTIMIZE): nothing would be checked")
-    watch = watch_over(factory)
-    beyond: list[LawBroken] = []
+    subject = Subject.of(factory)
+    watch = watch_over(subject)
 
-    def check(kind: str, name: str, act: Callable[[], None], seconds: float = SECONDS) -> Check:
-        return Check(kind, name, lambda: in_time(act, seconds))
+    def check(kind: str, name: str, act: Callable[[bool], Findings], seconds: float = SECONDS) -> Check:
+        def run(known: bool = False) -> Findings:
+            with limited(seconds):
+                return act(known)
 
-    def search() -> None:
-        run_machine(factory, machine, settings, watch, beyond)
+        return Check(kind, name, run)
+
+    def entry(name: str, known: bool) -> Findings:
+        del known
+        run_entry(subject, name, watch)
+        return Findings()
 
     return [
-        *(check("catalogue", name, partial(run_entry, factory, name, watch)) for name in CATALOGUE),
-        *(check("directed", name, partial(run_directed, factory, name, watch, beyond)) for name in DIRECTED),
-        check("machine", "random programs", search, search_seconds(settings)),
+        *(check("catalogue", name, partial(entry, name)) for name in CATALOGUE),
+        *(check("directed", name, partial(direct, subject, name, watch)) for name in DIRECTED),
+        check(
+            "machine",
+            "random programs",
+            partial(search, subject, machine, settings, watch),
+            search_seconds(settings),
+        ),
     ]
-
-
-def in_time(act: Callable[[], None], seconds: float) -> None:
-    """Run one check. Raises CutShort when its calls take longer than so many seconds together."""
-    with limited(seconds):
-        act()
 
 
 def search_seconds(settings: Settings) -> float:
@@ -88,73 +97,92 @@ def search_seconds(settings: Settings) -> float:
 
 def run_entry(factory: Factory, name: str, watch: Watch | None = None) -> None:
     """One test of the catalogue, which fails in any way it likes. Raises NotOffered."""
-    if missing := CATALOGUE[name].needs - capabilities(factory):
+    subject = Subject.of(factory)
+    if missing := CATALOGUE[name].needs - subject.capabilities:
         raise NotOffered(", ".join(sorted(missing)))
 
     def make(*sizes: int) -> Any:
-        return Watched(watched(lambda: factory(*sizes)))
+        return Watched(watched(lambda: subject(*sizes)))
 
-    make.capabilities = capabilities(factory)  # type: ignore[attr-defined]
+    make.capabilities = subject.capabilities  # type: ignore[attr-defined]
     with watch or watch_over(factory), warnings_heard():
         CATALOGUE[name].test(make)
 
 
-def run_directed(
-    factory: Factory, name: str, watch: Watch | None = None, beyond: list[LawBroken] | None = None
-) -> None:
-    """One directed case. Raises LawBroken with the shortest program found, or NotOffered.
-
-    `beyond` receives what only the methods beyond the ten show; the first of it alone is shortened and told.
-    """
+def direct(factory: Factory, name: str, watch: Watch | None = None, known: bool = False) -> Findings:
+    """One directed case: what it found, shortened. Raises NotOffered. `known` as `Check` has it."""
     with watch or watch_over(factory), warnings_heard():
         try:
             DIRECTED[name](factory)
         except LawBroken as broken:
-            raise shortest(factory, broken, beyond) from None
+            return _findings(factory, broken, known)
+    return Findings()
 
 
-def run_machine(
+def search(
     factory: Factory,
     machine: type[CacheMachine],
     settings: Settings,
     watch: Watch | None = None,
-    beyond: list[LawBroken] | None = None,
-) -> None:
-    """The machine under `settings`. Raises LawBroken alone, with the shortest program; `beyond` as above."""
+    known: bool = False,
+    *,
+    looking: Search | None = None,
+) -> Findings:
+    """The machine under `settings`: what it found, shortened. `known` as `Check` has it.
+
+    `looking` takes the place of the search that counts and keeps what the programs did.
+    """
     quiet = Settings(settings, verbosity=Verbosity.quiet, report_multiple_bugs=False)
     with watch or watch_over(factory):
-        found = list(beyond or [])
-        machine.beyond = found
+        machine.search = looking or Search(goes_on=True, ends=time.monotonic() + left(), known=known)
         try:
-            _search(machine, quiet, found)
+            found = _searched(machine, quiet)
         except Stopped as stopped:
-            raise shortest(factory, stopped.broken) from None
-        except LawBroken as broken:
-            raise shortest(factory, broken, beyond) from None
+            found = stopped.broken
         except Flaky:  # a cache that fails now and then
-            if not machine.broken:
+            if (flaky := machine.search.core) is None:
                 raise
-            flaky = machine.broken[-1]
-            flaky.story += "\n\nThe same program does not fail every time: the cache is not deterministic."
-            raise _plain(flaky) from None
+            more = "The same program does not fail every time: the cache is not deterministic."
+            return Findings(_plain(flaky.but(story=f"{flaky.story}\n\n{more}")))
+        return Findings() if found is None else _findings(factory, found, known)
 
 
-def _search(machine: type[CacheMachine], settings: Settings, found: list[LawBroken]) -> None:
-    """Raises the law that breaks; CutShort, after the program under way, if none does in time."""
-    started = time.monotonic()
-    machine.ends = started + left()
+def _searched(machine: type[CacheMachine], settings: Settings) -> LawBroken | None:
+    """The law that breaks. Raises CutShort, after the program under way, if none does in time."""
+    started, search = time.monotonic(), machine.search
     try:
         with limited(math.inf):
             run_state_machine_as_test(machine, settings=settings)
+    except LawBroken as broken:
+        return broken
     except (CutShort, Flaky):  # which it seems to be that was cut short while it was made shorter
-        if time.monotonic() < machine.ends:
+        if time.monotonic() < search.ends:
             raise
-        if known := machine.broken or found:
-            raise known[-1] from None
-        many, took = machine.tally["programs"], time.monotonic() - started
-        raise CutShort(f"cut short after {many:,} programs in {took:.0f} s") from None
-    if found:
-        raise found[0]
+        if (known := search.findings.worst) is None:
+            took = time.monotonic() - started
+            raise CutShort(f"cut short after {search.programs:,} programs in {took:.0f} s") from None
+        return known
+    return search.extensions
+
+
+def _findings(factory: Factory, broken: LawBroken, known: bool) -> Findings:
+    if broken.beyond:
+        return Findings(extensions=None if known else shortest(factory, broken))
+    return Findings(shortest(factory, broken))
+
+
+def run_directed(factory: Factory, name: str, watch: Watch | None = None) -> None:
+    """One directed case. Raises LawBroken with the shortest program found, or NotOffered."""
+    if worst := direct(factory, name, watch).worst:
+        raise worst
+
+
+def run_machine(
+    factory: Factory, machine: type[CacheMachine], settings: Settings, watch: Watch | None = None
+) -> None:
+    """The machine under `settings`. Raises LawBroken alone, with the shortest program."""
+    if worst := search(factory, machine, settings, watch).worst:
+        raise worst
 
 
 def check_cache(factory: Factory, *, settings: Settings | None = None, seed: int = 0) -> Report:
@@ -173,19 +201,14 @@ def check_cache(factory: Factory, *, settings: Settings | None = None, seed: int
         LawBroken: with the law's number, the shortest program that shows it, and the story.
     """
     started = time.monotonic()
-    offered = capabilities(factory)
-    machine = shard(CacheMachine, seed, factory)
+    subject = Subject.of(factory)
+    machine = shard(CacheMachine, seed, subject)
     done, failed = [], ""
     beyond: LawBroken | None = None
-    missing = [f"{name}: {CAPABILITIES[name]}" for name in sorted(CAPABILITIES.keys() - offered)]
-    for check in checks(factory, machine, settings or profile("ci")):
+    missing = [f"{name}: {CAPABILITIES[name]}" for name in sorted(CAPABILITIES.keys() - subject.capabilities)]
+    for check in checks(subject, machine, settings or profile("ci")):
         try:
-            check.run()
-        except LawBroken as broken:
-            broken.story += failed
-            if not broken.beyond:
-                raise
-            beyond = beyond or broken  # to be told if the ten methods are right
+            found = check.run(beyond is not None)
         except (NotOffered, CutShort) as why:
             needs = "needs " if isinstance(why, NotOffered) else ""
             missing.append(f"{check.kind}: {check.name} {needs}{why}")
@@ -197,24 +220,24 @@ def check_cache(factory: Factory, *, settings: Settings | None = None, seed: int
                 what = " ".join(named(error).split())[:200]
                 failed = f"\n\nThe catalogue fails as well: {check.name}: {what}"
                 first = CATALOGUE[check.name]
+        else:
+            if found.core:
+                raise found.core.but(story=found.core.story + failed)
+            beyond = beyond or found.extensions  # to be raised if the ten methods are right
         done.append(f"{check.kind}: {check.name}")
     if beyond:
-        raise beyond
+        raise beyond.but(story=beyond.story + failed)
     if failed:
         raise LawBroken(first.laws[0], first.name, first.checks, failed.strip())
-    programs, lines = machine.tally["programs"], machine.tally["lines"]
+    programs, lines = machine.search.programs, machine.search.lines
     return Report(tuple(done), tuple(missing), programs, lines, time.monotonic() - started)
 
 
-def shortest(factory: Factory, broken: LawBroken, beyond: list[LawBroken] | None = None) -> LawBroken:
-    """The law broken by a program as short as can be found; `beyond` receives what only extensions show."""
-    if not (broken.beyond and beyond):
-        broken = shorten(factory, broken)
-    if broken.beyond and beyond is not None:
-        beyond.append(broken)
-    return _plain(broken)
+def shortest(factory: Factory, broken: LawBroken) -> LawBroken:
+    """The law broken by a program as short as can be found."""
+    return _plain(shorten(factory, broken))
 
 
 def _plain(broken: LawBroken) -> LawBroken:
-    broken.__notes__ = []  # Hypothesis' own retelling: the story is ours
-    return broken.with_traceback(None)
+    """Without Hypothesis' own retelling: the story is ours."""
+    return broken.but()

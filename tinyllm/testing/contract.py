@@ -8,6 +8,7 @@ import contextlib
 import inspect
 import reprlib
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
@@ -83,18 +84,32 @@ class PagedCache(Protocol):
 
 Factory = Callable[[int, int, int, int, int], PagedCache]
 
-CAPABILITIES = {
-    "independent-layers": "a layer may lead or lag (law 4); else layers 0..L-1 grow together, in order",
-    "lazy-copy": "a fork shares a partial block until it is written (law 7); else it copies it at once",
-    "exact-cost": "OutOfBlocks if and only if the blocks do not suffice (law 9); else when it likes",
-    "block-tables": "block_table says which blocks hold a sequence, so who shares what (laws 1, 2, 8)",
-    "counts": "stats and num_free_blocks count blocks (laws 5, 6, 9)",
-    "fork": "fork (laws 7, 8)",
-    "contents": "it stores K and V itself (law 3); else the kit does, through the block tables",
-    "exact-errors": "a bad argument raises the very class that law 15 names, not just any error",
+
+class Capability(StrEnum):
+    """What an implementation may lack; each stands for a promise in `CAPABILITIES`."""
+
+    INDEPENDENT_LAYERS = "independent-layers"
+    LAZY_COPY = "lazy-copy"
+    EXACT_COST = "exact-cost"
+    BLOCK_TABLES = "block-tables"
+    COUNTS = "counts"
+    FORK = "fork"
+    CONTENTS = "contents"
+    EXACT_ERRORS = "exact-errors"
+
+
+CAPABILITIES: dict[str, str] = {
+    Capability.INDEPENDENT_LAYERS: "a layer may lead or lag (law 4); else layers 0..L-1 grow together",
+    Capability.LAZY_COPY: "a fork shares a partial block until a write (law 7); else it copies it at once",
+    Capability.EXACT_COST: "OutOfBlocks if and only if the blocks do not suffice (law 9); else when it likes",
+    Capability.BLOCK_TABLES: "block_table says which blocks hold a sequence, so who shares (laws 1, 2, 8)",
+    Capability.COUNTS: "stats and num_free_blocks count blocks (laws 5, 6, 9)",
+    Capability.FORK: "fork (laws 7, 8)",
+    Capability.CONTENTS: "it stores K and V itself (law 3); else the kit does, through the block tables",
+    Capability.EXACT_ERRORS: "a bad argument raises the very class that law 15 names, not just any error",
 }
-"""What an implementation may lack, and the promise it stands for. Declared as `capabilities`, a set of names
-on the class or factory; without a declaration everything is promised, and so everything is checked."""
+"""The promises. An implementation that does not make all of them declares `capabilities`, a set of names on
+the class or factory; without a declaration everything is promised, and so everything is checked."""
 
 EXTENSIONS = {
     "blocks_needed": "what an append would cost (law 16)",
@@ -125,7 +140,7 @@ def extensions(cache: object) -> frozenset[str]:
     return frozenset(name for name in EXTENSIONS if callable(stated(cache, name)))
 
 
-def capabilities(factory: Factory) -> frozenset[str]:
+def capabilities(factory: Factory) -> frozenset[Capability]:
     """What `factory` (or the object it is a method of) declares, or everything.
 
     Raises:
@@ -144,4 +159,4 @@ def capabilities(factory: Factory) -> frozenset[str]:
     for name in declared:
         if not isinstance(name, str) or name not in CAPABILITIES:
             raise ValueError(f"capabilities has {reprlib.repr(name)}; it must be {known}")
-    return frozenset(declared)
+    return frozenset(map(Capability, declared))

@@ -13,10 +13,10 @@ import numpy as np
 
 from tinyllm.testing import directed_calls
 from tinyllm.testing.contract import Factory
-from tinyllm.testing.machine import SPECIAL
+from tinyllm.testing.forms import FORMS, SPECIAL
 from tinyllm.testing.run import Run, replay
 from tinyllm.testing.time_limit import CutShort, left
-from tinyllm.testing.trace import FORMS, Op, encode
+from tinyllm.testing.trace import Op, encode
 
 UNEVEN = """
 new 12 2 3 2 2
@@ -320,7 +320,7 @@ def _rolled_back(factory: Factory) -> None:
     """Law 17, for a cache that has `truncate`: nobody else is asked for it."""
     run = Run(factory)
     run.step(Op("new", (1, 1, 1, 1, 1)))
-    if "truncate" in run.extends:
+    if "truncate" in run.offers:
         replay(factory, ROLLBACK)
 
 

@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tinyllm.testing.contract import Factory, capabilities
+from tinyllm.testing.contract import Capability, Factory
 from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.observe import attempt, failed, named, rounding_told, shown
+from tinyllm.testing.operations import METHODS
 from tinyllm.testing.oracle import half
 from tinyllm.testing.run import Run
+from tinyllm.testing.subject import Subject
 from tinyllm.testing.time_limit import CutShort
 from tinyllm.testing.trace import parse
 
-NAMES = {"add_seq": "add", "block_table": "table", "seq_len": "len", "num_free_blocks": "stats"}
 MEGABYTE = 1 << 20
 
 
@@ -30,7 +31,7 @@ class _Asked:
     """A cache, and calls of it that must succeed."""
 
     def __init__(self, factory: Factory, *sizes: Any) -> None:
-        self.offers = capabilities(factory)
+        self.offers = Subject.of(factory).capabilities
         cache, error = attempt(lambda: factory(*sizes))
         if error is not None:
             raise LawBroken(15, "new", f"a cache of the sizes {sizes}", named(error)) from error
@@ -40,7 +41,7 @@ class _Asked:
         with rounding_told(method):
             answer, error = attempt(lambda: getattr(self.cache, method)(*args))
         if error is not None:
-            raise failed(NAMES.get(method, method), _call(method, args), error) from error
+            raise failed(METHODS.get(method, method), _call(method, args), error) from error
         return answer
 
     def append(self, seq: Any, first: int, tokens: int, layer: Any = 0) -> None:
@@ -58,7 +59,7 @@ class _Asked:
             raise LawBroken(4, "lengths", f"seq_len({seq}, {layer}) == {len(values)}", "another number")
 
     def is_free(self, law: int, blocks: int, when: str) -> None:
-        if "counts" in self.offers and (found := self("num_free_blocks")) != blocks:
+        if Capability.COUNTS in self.offers and (found := self("num_free_blocks")) != blocks:
             raise LawBroken(law, "free blocks", f"num_free_blocks() == {blocks} {when}", shown(found))
 
 
@@ -69,7 +70,7 @@ def _call(method: str, args: tuple[Any, ...]) -> str:
 
 def many_forks(factory: Factory, count: int, tell: Callable[[], object] | None = None) -> None:
     """Laws 6-8 with one block in very many tables, and very many sequences. `tell` may say it better."""
-    if not {"fork", "lazy-copy"} <= capabilities(factory):
+    if not {Capability.FORK, Capability.LAZY_COPY} <= Subject.of(factory).capabilities:
         return
     cache = _Asked(factory, 8, 2, 1, 1, 1)
     cache("add_seq", 0)
@@ -119,7 +120,7 @@ append 2 0 4
 
 def two_caches(factory: Factory) -> None:
     """A second cache of the same sizes, used in turns with the first, changes nothing in it."""
-    if not {"fork", "lazy-copy"} <= capabilities(factory):
+    if not {Capability.FORK, Capability.LAZY_COPY} <= Subject.of(factory).capabilities:
         return
     ops = parse(TWO)
     runs = [Run(factory), Run(factory)]
@@ -143,7 +144,7 @@ def other_integers(factory: Factory) -> None:
     """Law 15: what has `__index__` is an integer, and nothing else is; a layer left out is layer 0."""
     integers = np.int64, np.int32, np.uint8
     cache = _Asked(factory, *map(np.int64, (20, 2, 2, 1, 1)))
-    alone = "independent-layers" in cache.offers
+    alone = Capability.INDEPENDENT_LAYERS in cache.offers
     for i, kind in enumerate(integers):
         cache("add_seq", kind(i))
         for layer in (0, 1):
@@ -154,10 +155,10 @@ def other_integers(factory: Factory) -> None:
         cache.append(1, 50, 2, 1)
     if (found := cache("seq_len", 1)) != 3:
         raise LawBroken(4, "lengths", "seq_len(1) == 3, the length of layer 0", shown(found))
-    if "block-tables" in cache.offers and len(cache("block_table", np.int64(2))) != 2:
+    if Capability.BLOCK_TABLES in cache.offers and len(cache("block_table", np.int64(2))) != 2:
         raise LawBroken(2, "table length", "2 blocks in the table of sequence 2", "another number")
     cache("free", np.int64(0))
-    if "fork" in cache.offers:
+    if Capability.FORK in cache.offers:
         cache("fork", np.int64(1), np.int64(0))
         cache.holds(7, 0, [11, 12, 13])
     one = np.ones((1, 1, 1), np.float32)
@@ -172,8 +173,8 @@ def other_integers(factory: Factory) -> None:
             ("seq_len", (1, bad)),
             ("gather", (bad, 0)),
             ("gather", (1, bad)),
-            *([("fork", (1, bad)), ("fork", (bad, 7))] if "fork" in cache.offers else []),
-            *([("block_table", (bad,))] if "block-tables" in cache.offers else []),
+            *([("fork", (1, bad)), ("fork", (bad, 7))] if Capability.FORK in cache.offers else []),
+            *([("block_table", (bad,))] if Capability.BLOCK_TABLES in cache.offers else []),
         ):
             _refused(cache, method, args)
     cache.holds(10, 1, [11, 12, 13])
@@ -182,7 +183,7 @@ def other_integers(factory: Factory) -> None:
 def _refused(cache: _Asked, method: str, args: tuple[Any, ...]) -> None:
     """By TypeError; as what is no integer is no live id either, a KeyError will do."""
     error = attempt(lambda: getattr(cache.cache, method)(*args))[1]
-    right = (TypeError, KeyError) if "exact-errors" in cache.offers else Exception
+    right = (TypeError, KeyError) if Capability.EXACT_ERRORS in cache.offers else Exception
     if not isinstance(error, right):
         found = "it was accepted" if error is None else named(error)
         raise LawBroken(15, method, f"{_call(method, args)} is refused with TypeError", found) from error
@@ -257,11 +258,11 @@ def closed(factory: Factory) -> None:
         "seq_len": (0,),
         "gather": (0, 0),
         "free": (0,),
-        **({"fork": (0, 1)} if "fork" in cache.offers else {}),
-        **({"block_table": (0,)} if "block-tables" in cache.offers else {}),
-        **({"stats": (), "num_free_blocks": ()} if "counts" in cache.offers else {}),
+        **({"fork": (0, 1)} if Capability.FORK in cache.offers else {}),
+        **({"block_table": (0,)} if Capability.BLOCK_TABLES in cache.offers else {}),
+        **({"stats": (), "num_free_blocks": ()} if Capability.COUNTS in cache.offers else {}),
     }
-    right = ValueError if "exact-errors" in cache.offers else Exception
+    right = ValueError if Capability.EXACT_ERRORS in cache.offers else Exception
     for method, args in calls.items():
         error = attempt(lambda: getattr(cache.cache, method)(*args))[1]  # noqa: B023 - called at once
         if not isinstance(error, right):
@@ -284,7 +285,7 @@ def representation(factory: Factory) -> None:
     check("with an empty sequence")
     cache.append(0, 1, 3)
     check("that holds something")
-    if "exact-cost" in cache.offers:
+    if Capability.EXACT_COST in cache.offers:
         cache.append(0, 1, 5)
         check("that is full")
     cache("close")
@@ -400,7 +401,7 @@ def _used(factory: Factory, *, closed: bool) -> weakref.ref[Any] | None:
         cache.cache.append(0, 0, big, big)
     with contextlib.suppress(Exception):
         cache.cache.append(0, 0, None, None)
-    if "fork" in cache.offers and "lazy-copy" in cache.offers:
+    if Capability.FORK in cache.offers and Capability.LAZY_COPY in cache.offers:
         cache("fork", 0, 1)
         cache("free", 0)
     if closed:

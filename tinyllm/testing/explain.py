@@ -1,20 +1,18 @@
 """A broken law, told on one screen: the law, expected and found, the program, the tables drawn."""
 
-from tinyllm.testing.adapters.loading import spelling
-from tinyllm.testing.contract import Factory
 from tinyllm.testing.laws import LAWS, LawBroken, View, sharing
 from tinyllm.testing.oracle import Oracle
+from tinyllm.testing.subject import Subject
 
 LINES = 40  # of a program; more do not fit on a screen, and `LawBroken.trace` has them all
 BLOCKS = 8  # of a table
 SEQUENCES = 8  # likewise
 
 
-def tell(broken: LawBroken, factory: Factory, oracle: Oracle, view: View) -> str:
-    """The story of `broken`, whose trace is set; `view` is what the cache showed last."""
+def tell(broken: LawBroken, trace: str, subject: Subject, oracle: Oracle, view: View) -> str:
+    """The story of `broken`, which the program `trace` shows; `view` is what the cache showed last."""
     title, text = LAWS[broken.law]
-    imports, name = spelling(factory)
-    program = broken.trace.splitlines()
+    program = trace.splitlines()
     if len(program) > LINES:
         program = [f"# ... {len(program) - LINES} lines, all of them in .trace", *program[-LINES:]]
     return "\n".join(
@@ -26,9 +24,9 @@ def tell(broken: LawBroken, factory: Factory, oracle: Oracle, view: View) -> str
             "",
             "The program; its last line is where the law breaks:",
             "",
-            *(f"  {line}" for line in imports),
+            *(f"  {line}" for line in subject.imports),
             "",
-            f'  replay({name}, """',
+            f'  replay({subject.name}, """',
             *(f"  {line}" for line in program),
             '  """)',
             "",

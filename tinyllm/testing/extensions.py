@@ -17,16 +17,16 @@ def check_need(cache: Any, args: tuple[int | float, ...], cost: int) -> None:
         raise LawBroken(16, "blocks needed", f"{call} == {cost}", shown(found))
 
 
-def check_extensions(cache: Any, extends: frozenset[str], view: View, block_size: int) -> None:
+def check_extensions(cache: Any, offers: frozenset[str], view: View, block_size: int) -> None:
     """Laws 18, 19 and 20, against what the other methods have just shown."""
-    if "check" in extends:
+    if "check" in offers:
         _check_books(cache)
     layers = range(len(next(iter(view.lens.values()), [])))
-    if "page_table" in extends and view.tables:
+    if "page_table" in offers and view.tables:
         _check_page_table(cache, [], 0, view, block_size)
         for layer in layers:  # everybody, one of them twice
             _check_page_table(cache, [*view.tables, min(view.tables)], layer, view, block_size)
-    if "gather_runs" in extends:
+    if "gather_runs" in offers:
         for seq in view.contents:
             for layer in layers:
                 _check_runs(cache, seq, layer, view)

@@ -4,7 +4,6 @@ A check raises `LawBroken` with the number of the law, in words that name what w
 found. The texts of `LAWS` are the short form of docs/laws.md.
 """
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,24 +46,59 @@ class LawBroken(AssertionError):  # noqa: N818 - a verdict, not an accident
     Attributes:
         law: its number in `LAWS`.
         name: the check that saw it.
+        expected: what a right cache shows.
+        found: what this one shows.
         trace: the program that shows it, in the trace language; replaying it breaks the same law.
         story: law, program, tables, expected and found, for a person; also `str()` of the error.
-        beyond: only what the cache offers beyond the ten methods showed it.
+        beyond: only the methods beyond the ten show it.
     """
 
-    def __init__(self, law: int, name: str, expected: str, found: str) -> None:
+    def __init__(
+        self,
+        law: int,
+        name: str,
+        expected: str,
+        found: str,
+        *,
+        trace: str = "",
+        story: str = "",
+        beyond: bool = False,
+    ) -> None:
         super().__init__(law, name, expected, found)
         self.law = law
         self.name = name
         self.expected = expected
         self.found = found
-        self.trace = ""
-        self.story = ""
-        self.beyond = False
+        self.trace = trace
+        self.story = story
+        self.beyond = beyond
+
+    def but(self, **changes: Any) -> "LawBroken":
+        """The same with other words, program or story; its cause goes along."""
+        fields = {name: getattr(self, name) for name in (*SAID, *TOLD)}
+        made = LawBroken(**(fields | changes))
+        made.__cause__ = self.__cause__
+        return made
 
     def __str__(self) -> str:
         title = LAWS[self.law][0]
         return self.story or f"law {self.law} ({title}): expected {self.expected}; found {self.found}"
+
+
+SAID = ("law", "name", "expected", "found")
+TOLD = ("trace", "story", "beyond")
+
+
+class Findings(NamedTuple):
+    """What a search found: the law that the ten methods break, and the one that only others show."""
+
+    core: LawBroken | None = None
+    extensions: LawBroken | None = None
+
+    @property
+    def worst(self) -> LawBroken | None:
+        """The one to be told: the ten methods come first."""
+        return self.core or self.extensions
 
 
 Place = tuple[int, int]  # (sequence, index into its table)
@@ -84,7 +118,7 @@ def bits(seen: Seen) -> NDArray[np.uint16]:
 
 
 class View(NamedTuple):
-    """Everything a caller can observe of a cache, as copies."""
+    """Everything a caller can observe of a cache, as copies. `contents` are read last."""
 
     tables: dict[int, list[int]]
     lens: dict[int, list[int]]
@@ -93,31 +127,46 @@ class View(NamedTuple):
     free: int
 
 
-class Step(NamedTuple):
-    """One call that returned: its name, the sequence and layer it acted on, and the view on both sides.
-
-    `cost` is the number of blocks it had to take, `tables` those before it, by the oracle.
-    """
+class Acted(NamedTuple):
+    """What was done to a sequence since the last look: the operation, and its layer (None: any of them)."""
 
     name: str
-    seq: int | None
-    layer: int | None
-    cost: int
+    layer: int | None = None
+
+
+class Step(NamedTuple):
+    """What happened between two looks at a cache: one line, or several of which only the last is looked at.
+
+    Attributes:
+        line: the last line.
+        acted: what was done to each sequence that a line named.
+        before: the earlier look.
+        after: the later one.
+        tables: those of the earlier look, by the oracle.
+    """
+
+    line: str
+    acted: dict[int, Acted]
     before: View
     after: View
     tables: dict[int, list[int]]
 
-    def blame(self, seq: int, layer: int | None, own: int) -> int:
+    def blame(self, seq: int, layer: int | None, own: int, oracle: Oracle) -> int:
         """The law that a difference in `seq` and `layer` breaks: `own` where the call acted."""
-        if seq != self.seq or self.name == "fork":
-            return 7
-        if self.name in {"add", "truncate"}:
-            return 13 if self.name == "add" else 17
-        return own if self.layer in {None, layer} or layer is None else 4
+        if seq not in self.acted:
+            return 7 if any(oracle.related(seq, other) for other in self.acted) else 4
+        name, acted_layer = self.acted[seq]
+        if name in OF_SEQUENCE:
+            return OF_SEQUENCE[name]
+        return own if acted_layer in {None, layer} or layer is None else 4
+
+
+OF_SEQUENCE = {"fork": 7, "add": 13, "truncate": 17}
+"""The law that a wrong sequence breaks after an operation that is about the sequence as a whole."""
 
 
 def check_lengths(step: Step, oracle: Oracle) -> None:
-    """Law 4 (13 after add, 7 for another sequence): `seq_len` of every layer."""
+    """Law 4 (13 after add, 7 for a relative): `seq_len` of every layer."""
     for seq in oracle.tables:
         lens = oracle.lens(seq)
         if step.after.lens[seq] == lens:
@@ -125,7 +174,7 @@ def check_lengths(step: Step, oracle: Oracle) -> None:
         for layer, expected in enumerate(lens):
             found = step.after.lens[seq][layer]
             if found != expected:
-                law = step.blame(seq, layer, 4)
+                law = step.blame(seq, layer, 4, oracle)
                 raise LawBroken(
                     law,
                     "lengths",
@@ -141,7 +190,7 @@ def check_table_lengths(step: Step, oracle: Oracle) -> None:
         if len(table) != expected:
             longest = max(oracle.lens(seq))
             raise LawBroken(
-                17 if (step.name, step.seq) == ("truncate", seq) else 2,
+                17 if step.acted.get(seq, Acted("")).name == "truncate" else 2,
                 "table length",
                 f"{expected} blocks in the table of sequence {seq}, whose longest layer holds {longest}",
                 f"{len(table)} blocks",
@@ -196,42 +245,38 @@ def check_sharing(step: Step, oracle: Oracle) -> None:
         if expected[place] == found[place]:
             continue
         for other in sorted(found[place] - expected[place]):
-            law = 7 if step.name == "fork" else 8 if other in shared.get(place, ()) else 6
+            forked = _forked(step, place, other)
+            law = 7 if forked else 8 if other in shared.get(place, ()) else 6
             raise LawBroken(
                 law, "sharing", f"{_holds(place)} not shared with {_holds(other)}", "one block in both"
             )
         other = min(expected[place] - found[place])
-        law = 7 if step.name == "fork" else 8
+        law = 7 if _forked(step, place, other) else 8
         raise LawBroken(
             law, "sharing", f"{_holds(place)} shared with {_holds(other)}", "two different blocks"
         )
+
+
+def _forked(step: Step, *places: Place) -> bool:
+    return any(step.acted.get(seq, Acted("")).name == "fork" for seq, _ in places)
 
 
 def _holds(place: Place) -> str:
     return f"block {place[1]} of sequence {place[0]}"
 
 
-def check_cost(step: Step, oracle: Oracle) -> None:
-    """Law 9: an append takes exactly what it costs (7: a fork takes nothing)."""
-    if step.name not in {"append", "fork"}:
-        return
-    taken = step.before.free - step.after.free
-    if taken != step.cost:
-        law = 9 if step.name == "append" else 7
-        raise LawBroken(law, "cost", f"{step.cost} blocks taken", f"{taken}, of {oracle.config.num_blocks}")
-
-
 def check_contents(step: Step, oracle: Oracle, *, own: bool) -> None:
-    """Law 3, 4 or 13 for the sequence the call acted on (`own`); law 7 for all others."""
+    """Laws 3, 4, 7, 13 and 17, for the sequences that were acted on (`own`), or for all others."""
     for seq, layers in oracle.contents.items():
-        if (seq == step.seq) != own:
+        if (seq in step.acted) != own:
             continue
-        order = sorted(range(len(layers)), key=lambda layer: layer != step.layer)
+        acted = step.acted[seq].layer if own else None
+        order = sorted(range(len(layers)), key=lambda layer: layer != acted)
         for layer in order:
             for name, right, seen in zip("KV", layers[layer], step.after.contents[seq][layer], strict=True):
                 if seen == (right.shape, right.tobytes()):
                     continue
-                law = step.blame(seq, layer, 3)
+                law = step.blame(seq, layer, 3, oracle)
                 where = f"{name} of gather({seq}, {layer})"
                 if seen[0] != right.shape:
                     raise LawBroken(law, "contents", f"{where} has shape {right.shape}", f"{seen[0]}")
@@ -244,24 +289,32 @@ def check_contents(step: Step, oracle: Oracle, *, own: bool) -> None:
                     raise LawBroken(law, "contents", f"{where}{list(at)} == {right[at]!s}", f"{value!s}")
 
 
-def check_unchanged(before: View, after: View, call: str) -> None:
-    """Law 10: a refused call changed nothing."""
-    for what, old, new in _differences(before, after):
-        raise LawBroken(10, "unchanged", f"{what} == {old} after the refused {call}", f"{new}")
-
-
-def _differences(before: View, after: View) -> Iterator[tuple[str, Any, Any]]:
+def check_counts_unchanged(step: Step, oracle: Oracle) -> None:
+    """Law 10: a refused call changed no count, length or table."""
+    del oracle
+    before, after = step.before, step.after
     if before.stats != after.stats or before.free != after.free:
-        yield "stats()", before.stats, after.stats
+        raise _changed(step, "stats()", before.stats, after.stats)
     for seq in before.lens:
         if before.lens[seq] != after.lens[seq]:
-            yield f"lengths of sequence {seq}", before.lens[seq], after.lens[seq]
+            raise _changed(step, f"lengths of sequence {seq}", before.lens[seq], after.lens[seq])
         if before.tables.get(seq) != after.tables.get(seq):
-            yield f"block_table({seq})", before.tables.get(seq), after.tables.get(seq)
-        if before.contents[seq] == after.contents[seq]:
+            raise _changed(step, f"block_table({seq})", before.tables.get(seq), after.tables.get(seq))
+
+
+def check_contents_unchanged(step: Step, oracle: Oracle) -> None:
+    """Law 10: a refused call changed no content."""
+    del oracle
+    for seq, layers in step.before.contents.items():
+        if layers == step.after.contents[seq]:
             continue
-        for layer, pair in enumerate(before.contents[seq]):
-            for name, then, now in zip("KV", pair, after.contents[seq][layer], strict=True):
+        for layer, pair in enumerate(layers):
+            for name, then, now in zip("KV", pair, step.after.contents[seq][layer], strict=True):
                 if then != now and not np.array_equal(old := bits(then), new := bits(now)):
                     where = f"{name} of gather({seq}, {layer})"
-                    yield where, old.view(np.float16).tolist(), new.view(np.float16).tolist()
+                    old, new = old.view(np.float16), new.view(np.float16)
+                    raise _changed(step, where, old.tolist(), new.tolist())
+
+
+def _changed(step: Step, what: str, old: object, new: object) -> LawBroken:
+    return LawBroken(10, "unchanged", f"{what} == {old} after the refused '{step.line}'", f"{new}")

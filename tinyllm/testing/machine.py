@@ -15,8 +15,7 @@ planted bugs a random program finds: layers must be appended to unevenly, and fo
 import math
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -26,12 +25,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tinyllm.testing import trace
-from tinyllm.testing.contract import CAPABILITIES, Config, PagedCache
-from tinyllm.testing.laws import LawBroken, Place
+from tinyllm.testing.contract import CAPABILITIES, Capability, Config, PagedCache
+from tinyllm.testing.forms import FORMS, SPECIAL
+from tinyllm.testing.laws import Findings, LawBroken, Place
+from tinyllm.testing.operations import OPERATIONS
 from tinyllm.testing.profiles import current_profile
-from tinyllm.testing.run import Run
+from tinyllm.testing.run import Observer, Run
 from tinyllm.testing.time_limit import CutShort, NotReturned
-from tinyllm.testing.trace import FORMS, Op
+from tinyllm.testing.trace import Op
 
 IDS = range(4)  # few, so that ids are used again
 BLOCKS = (2, 9)  # tiny pools fill up, and what is freed is soon used again
@@ -41,12 +42,6 @@ WIDE = st.sampled_from([2, 2, 2, 3, 1])  # heads and dims: a swapped axis hides 
 
 VALID_FORMS = sorted(name for name, form in FORMS.items() if form.drawn and not form.refusal)
 WRONG_FORMS = sorted(name for name, form in FORMS.items() if form.drawn and form.refusal)
-SPECIAL = [
-    *(np.nan, np.inf, -np.inf, -0.0, 0.0),
-    *(65504.0, 65519.9, 65520.0, -1e30),  # float16's largest value, and the edge of overflow
-    *(2.0**-24, 2.0**-25, 1.5 * 2.0**-25, 6.1e-5),  # its subnormals, and ties between them
-    *(1.0 + 2.0**-11, 1.0 + 3 * 2.0**-11, 0.1, 2049.0),  # ties to even, and plain rounding
-]
 
 
 def starts(config: Config) -> st.SearchStrategy[tuple[Config, tuple[int, ...]]]:
@@ -82,10 +77,6 @@ layers = st.runner().flatmap(lambda machine: up_to(machine.run.config.n_layers -
 tokens = st.runner().flatmap(lambda machine: up_to(3 * machine.run.config.block_size))
 
 
-NEEDED = {"fork": "fork", "table": "block-tables", "truncate": "truncate"}
-"""The capability, or the extension, without which a call is not made."""
-
-
 def _some_live(machine: "CacheMachine") -> bool:
     return bool(machine.run.oracle.tables)
 
@@ -99,11 +90,11 @@ def _some_behind(machine: "CacheMachine") -> bool:
 
 
 def _can_fork(machine: "CacheMachine") -> bool:
-    return _some_live(machine) and _some_unused(machine) and "fork" in machine.run.offers
+    return _some_live(machine) and _some_unused(machine) and Capability.FORK in machine.run.offers
 
 
 def _can_truncate(machine: "CacheMachine") -> bool:
-    return _some_live(machine) and "truncate" in machine.run.extends
+    return _some_live(machine) and "truncate" in machine.run.offers
 
 
 class Stopped(BaseException):
@@ -114,16 +105,46 @@ class Stopped(BaseException):
         self.broken = broken
 
 
-class MachineRun(Run):
-    """A run that the search leaves at once, with `Stopped`, when a call had to be stopped."""
+class Search(Observer):
+    """What the programs of a machine did and found; it observes their runs. Every subclass has its own.
 
-    def _told(self, act: Callable[[], None]) -> None:
-        try:
-            super()._told(act)
-        except LawBroken as broken:
-            if isinstance(broken.__cause__, NotReturned):
-                raise Stopped(broken) from None
-            raise
+    Attributes:
+        programs: how many were run.
+        lines: how many lines they had.
+        core: the law that was broken last; Hypothesis drops it when the same program passes the next time.
+        extensions: the first law that only the methods beyond the ten show to be broken.
+        goes_on: whether such a one does not end the search, since the ten methods come first.
+        ends: when no other program is to follow; then `teardown` raises CutShort.
+    """
+
+    def __init__(self, *, goes_on: bool = False, ends: float = math.inf, known: bool = False) -> None:
+        """`known`: a law is known already that only extensions show, and no other is looked for."""
+        self.programs = self.lines = 0
+        self.core: LawBroken | None = None
+        self.extensions: LawBroken | None = None
+        self.goes_on = goes_on
+        self.ends = ends
+        self._known = known
+
+    @property
+    def findings(self) -> Findings:
+        """What it found."""
+        return Findings(self.core, self.extensions)
+
+    @property
+    def asks_extensions(self) -> bool:
+        """Whether a law is still looked for that only extensions show."""
+        return not (self.goes_on and (self._known or self.extensions))
+
+    def broke(self, run: Run, broken: LawBroken) -> None:
+        """Keep the law. Raises Stopped, which ends the search at once, when a call had to be stopped."""
+        del run
+        if broken.beyond:
+            self.extensions = self.extensions or broken
+        else:
+            self.core = broken
+        if isinstance(broken.__cause__, NotReturned):
+            raise Stopped(broken)
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -131,23 +152,23 @@ class CacheMachine(RuleBasedStateMachine):
 
     capabilities = frozenset(CAPABILITIES)
     ids: ClassVar[range] = IDS
-    runner: ClassVar[type[MachineRun]] = MachineRun
     factory: Any = None
     """Set instead of overriding `make_cache` when a factory exists already; stories then name it."""
-    tally: ClassVar[Counter[str]] = Counter()
-    """How many programs and lines were run."""
-    beyond: ClassVar[list[LawBroken] | None] = None
-    """Receives, where it is a list, the first broken law that only what goes beyond the ten methods shows;
-    the search goes on then, for the ten methods come first."""
-    ends: ClassVar[float] = math.inf
-    """When no other program is to follow: then `teardown` raises CutShort."""
-    broken: ClassVar[list[LawBroken]] = []
-    """The last law that was seen broken: Hypothesis drops it when the same program passes the next time."""
+    search: ClassVar[Search] = Search()
+    """What its programs did and found."""
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        cls.search = Search()
 
     def __init__(self) -> None:
         super().__init__()
-        self.run = self.runner(self.factory or self._made, self.broken)
+        self.run = Run(self.factory or self._made, self.observer())
         self._raised = sys.exc_info()[1]
+
+    def observer(self) -> Observer:
+        """Who hears of the run of this program."""
+        return self.search
 
     def _made(self, *sizes: int) -> PagedCache:
         return self.make_cache(Config(*sizes))
@@ -164,7 +185,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def extend(self, seq: int, layer: int, n: int, **more: Any) -> None:
         """An append to one layer; to all of them, where layers do not grow by themselves."""
-        alone = "independent-layers" in self.run.offers
+        alone = Capability.INDEPENDENT_LAYERS in self.run.offers
         for each in [layer] if alone else range(self.run.config.n_layers):
             self.line("append", seq, each, n, **more)
             if self.run.refused:
@@ -181,11 +202,11 @@ class CacheMachine(RuleBasedStateMachine):
         config, lens = start
         self.line("new", *config)
         self.run.step(Op("add", (0,)))
-        alone = "independent-layers" in self.run.offers
+        alone = Capability.INDEPENDENT_LAYERS in self.run.offers
         for layer, n in enumerate(lens if alone else lens[:1]):
             if n:
                 self.extend(0, layer, n)
-        if forked and "fork" in self.run.offers:
+        if forked and Capability.FORK in self.run.offers:
             self.line("fork", 0, 1)
 
     @precondition(_some_unused)
@@ -264,7 +285,7 @@ class CacheMachine(RuleBasedStateMachine):
             "len": reads,
             "gather": reads,
         }
-        offered = [name for name in calls if NEEDED.get(name) in {None, *self.run.offers, *self.run.extends}]
+        offered = [name for name in calls if OPERATIONS[name].needs in {"", *self.run.offers}]
         name = data.draw(one_of(tuple(offered)))
         args = data.draw(one_of(tuple(calls[name])))
         self.line(name, *args)
@@ -285,18 +306,18 @@ class CacheMachine(RuleBasedStateMachine):
             if sys.exc_info()[1] is self._raised and self.run.ops:
                 self._use_up()  # no law is broken, and the example was not cut short before its first step
         finally:
-            self.tally.update(programs=1, lines=len(self.run.ops))
-        if time.monotonic() >= self.ends:  # and not within a program, which Hypothesis would take for flaky
+            self.search.programs += 1
+            self.search.lines += len(self.run.ops)
+        if time.monotonic() >= self.search.ends:  # not within a program: Hypothesis would call that flaky
             raise CutShort
 
     def _use_up(self) -> None:
         try:
-            if not self.beyond:
+            if self.search.asks_extensions:
                 self.run.finish()
         except LawBroken as broken:
-            if self.beyond is None:
+            if not (broken.beyond and self.search.goes_on):
                 raise
-            self.beyond.append(broken)
         for seq in list(self.run.oracle.tables):
             for place in self.lagging(seq):
                 self.catch_up(place)
@@ -313,9 +334,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 def shard(machine: type[CacheMachine], number: int, factory: Any = None) -> type[CacheMachine]:
     """A subclass that draws programs of its own: Hypothesis reads the seed from the class."""
-    body: dict[str, Any] = {"tally": Counter(), "broken": []}
-    if factory is not None:
-        body["factory"] = staticmethod(factory)
+    body = {} if factory is None else {"factory": staticmethod(factory)}
     made: type[CacheMachine] = seed(number)(type(machine.__name__, (machine,), body))
     return made
 

@@ -10,27 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from tinyllm.testing.contract import Capability
 from tinyllm.testing.laws import JUNK, JUNK_BLOCK, LawBroken, Seen, View
+from tinyllm.testing.operations import OPERATIONS
 from tinyllm.testing.oracle import Oracle
 from tinyllm.testing.time_limit import CutShort, asked, watched
 
 OVERWRITTEN = "what its caller wrote into an earlier one"
-LAW_OF = {
-    "new": 15,
-    "add": 13,
-    "fork": 7,
-    "append": 9,
-    "free": 6,
-    "truncate": 17,
-    "table": 1,
-    "len": 4,
-    "gather": 3,
-    "stats": 5,
-    "close": 14,
-}
-"""The law that a call breaks when it raises although nothing is wrong with it."""
-
-
 COUNTS = ("free", "used", "cached", "evictions")
 PLAIN = frozenset({int, float})
 HALF = np.dtype(np.float16)
@@ -46,30 +32,41 @@ class Answer:
     left: Any  # its `image`
 
 
-def look(cache: Any, oracle: Oracle, offers: frozenset[str], answers: list[Answer]) -> View:
-    """Everything observable of the live sequences, copied, as far as the cache offers it.
+class Answers:
+    """What a cache returned in its last look, and how the kit left it."""
 
-    `answers` are those of the last look, which must be as they were left; they make room for those of this
-    look, which are overwritten at its end. Raises LawBroken for an answer of the wrong kind.
-    """
-    check_answers(answers)
-    earlier = answers.copy()
-    answers.clear()
-    try:
-        view = _view(cache, oracle, offers, answers)
-    except LawBroken as broken:
-        raise _overwritten(cache, oracle, offers) or broken from broken.__cause__
-    check_answers(earlier)
-    check_answers(answers)
-    for answer in answers:
-        if not answer.call.startswith("block_table"):
-            scribble(answer.value, JUNK)
-    for answer in answers:
-        answer.left = image(answer.value)
-    return view
+    def __init__(self) -> None:
+        self._earlier: list[Answer] = []
+        self._latest: list[Answer] = []
+        self._looks = 0
+
+    def begin(self) -> None:
+        """A look begins: those of the last one are as they were left."""
+        _check(self._latest)
+        self._earlier, self._latest = self._latest, []
+
+    def keep(self, call: str, value: Any, left: Any) -> None:
+        """An answer that must not change from now on."""
+        self._latest.append(Answer(call, value, left))
+
+    def keep_table(self, call: str, table: Any) -> None:
+        """The same of a table, which is overwritten at once, each differently."""
+        self._looks += 1
+        scribble(table, JUNK_BLOCK - self._looks)
+        self.keep(call, table, image(table))
+
+    def end(self) -> None:
+        """The look is over: none has changed; those of this look are overwritten."""
+        _check(self._earlier)
+        _check(self._latest)
+        for answer in self._latest:
+            if not answer.call.startswith("block_table"):
+                scribble(answer.value, JUNK)
+        for answer in self._latest:
+            answer.left = image(answer.value)
 
 
-def check_answers(answers: list[Answer]) -> None:
+def _check(answers: list[Answer]) -> None:
     """Law 12: what was returned earlier is the caller's own."""
     if [image(answer.value) for answer in answers] == [answer.left for answer in answers]:
         return
@@ -79,24 +76,54 @@ def check_answers(answers: list[Answer]) -> None:
             raise LawBroken(12, "answers", due, "it changed")
 
 
+def look_at_counts(cache: Any, oracle: Oracle, offers: frozenset[str], answers: Answers) -> View:
+    """Tables, lengths and counts of the live sequences, copied, as far as the cache offers them; no contents.
+
+    Raises LawBroken for an answer of the wrong kind, and where one of the last look has changed.
+    """
+    answers.begin()
+    live = list(oracle.tables)
+    layers = range(oracle.config.n_layers)
+    with _overwriting_told(cache, oracle, offers):
+        tables = {}
+        if Capability.BLOCK_TABLES in offers:
+            tables = {seq: _table(cache, seq, oracle, answers) for seq in live}
+        lens = {seq: [_count(cache, "len", "seq_len", seq, layer) for layer in layers] for seq in live}
+        if Capability.COUNTS not in offers:
+            return View(tables, lens, {}, {}, 0)
+        counts = _stats(cache, answers)
+        return View(tables, lens, {}, counts, _count(cache, "stats", "num_free_blocks"))
+
+
+def look_at_contents(
+    cache: Any, oracle: Oracle, offers: frozenset[str], answers: Answers, counts: View
+) -> View:
+    """The same look, with the contents of each layer, and at its end. Raises LawBroken as above."""
+    layers = range(oracle.config.n_layers)
+    with _overwriting_told(cache, oracle, offers), rounding_told():
+        contents = {seq: [_gather(cache, seq, layer, answers) for layer in layers] for seq in oracle.tables}
+    answers.end()
+    return counts._replace(contents=contents)
+
+
+@contextlib.contextmanager
+def _overwriting_told(cache: Any, oracle: Oracle, offers: frozenset[str]) -> Iterator[None]:
+    try:
+        yield
+    except LawBroken as broken:
+        raise _overwritten(cache, oracle, offers) or broken from broken.__cause__
+
+
 def _overwritten(cache: Any, oracle: Oracle, offers: frozenset[str]) -> LawBroken | None:
     """Law 12, where a table that its caller has overwritten is what made another call fail."""
-    for seq in oracle.tables if "block-tables" in offers else ():
+    for seq in oracle.tables if Capability.BLOCK_TABLES in offers else ():
         table, _ = attempt(asked, cache, "block_table", (seq,))
         if isinstance(table, np.ndarray) and table.dtype == np.int32 and (table <= JUNK_BLOCK).any():
             return LawBroken(12, "table", f"block_table({seq}) is a copy", OVERWRITTEN)
     return None
 
 
-def _view(cache: Any, oracle: Oracle, offers: frozenset[str], answers: list[Answer]) -> View:
-    live = list(oracle.tables)
-    layers = range(oracle.config.n_layers)
-    tables = {seq: _table(cache, seq, oracle, answers) for seq in live} if "block-tables" in offers else {}
-    lens = {seq: [_count(cache, "len", "seq_len", seq, layer) for layer in layers] for seq in live}
-    with rounding_told():
-        contents = {seq: [_gather(cache, seq, layer, answers) for layer in layers] for seq in live}
-    if "counts" not in offers:
-        return View(tables, lens, contents, {}, 0)
+def _stats(cache: Any, answers: Answers) -> dict[str, int]:
     stats = _ask(cache, "stats", "stats")
     found = _counted(stats)
     if any(value is JUNK for value in found):
@@ -106,8 +133,8 @@ def _view(cache: Any, oracle: Oracle, offers: frozenset[str], answers: list[Answ
     counts = dict(zip(COUNTS, map(int, found), strict=True))
     if min(counts.values()) < 0:
         raise LawBroken(5, "stats", "counts of 0 or more", f"stats() == {shown(stats)}")
-    answers.append(Answer("stats()", stats, image(stats)))
-    return View(tables, lens, contents, counts, _count(cache, "stats", "num_free_blocks"))
+    answers.keep("stats()", stats, image(stats))
+    return counts
 
 
 def _ask(cache: Any, name: str, method: str, *args: int) -> Any:
@@ -127,7 +154,7 @@ def failed(name: str, call: str, error: BaseException) -> LawBroken:
     """The law that a call breaks by an error that it must not raise."""
     if isinstance(error, RuntimeWarning) and name in ROUNDS:
         return LawBroken(3, name, f"{call} gives no warning: rounding never does", named(error))
-    return LawBroken(LAW_OF[name], name, f"{call} succeeds", named(error))
+    return LawBroken(OPERATIONS[name].law, name, f"{call} succeeds", named(error))
 
 
 @contextlib.contextmanager
@@ -166,11 +193,11 @@ def _count(cache: Any, name: str, method: str, *args: int) -> int:
         return answer
     if not _is_count(answer):
         call = f"{method}({', '.join(map(str, args))})"
-        raise LawBroken(LAW_OF[name], name, f"{call} is an integer", shown(answer))
+        raise LawBroken(OPERATIONS[name].law, name, f"{call} is an integer", shown(answer))
     return int(answer)
 
 
-def _table(cache: Any, seq: int, oracle: Oracle, answers: list[Answer]) -> list[int]:
+def _table(cache: Any, seq: int, oracle: Oracle, answers: Answers) -> list[int]:
     num_blocks = oracle.config.num_blocks
     table = _ask(cache, "table", "block_table", seq)
     if not isinstance(table, np.ndarray) or table.dtype != INT32 or table.ndim != 1:
@@ -181,12 +208,11 @@ def _table(cache: Any, seq: int, oracle: Oracle, answers: list[Answer]) -> list[
         raise LawBroken(12, "table", f"block_table({seq}) is a copy", OVERWRITTEN)
     if low < 0 or high >= num_blocks:
         raise LawBroken(1, "table", f"block ids in [0, {num_blocks})", f"block_table({seq}) == {ids}")
-    scribble(table, JUNK_BLOCK - oracle.look())  # at once, each differently
-    answers.append(Answer(f"block_table({seq})", table, image(table)))
+    answers.keep_table(f"block_table({seq})", table)
     return ids
 
 
-def _gather(cache: Any, seq: int, layer: int, answers: list[Answer]) -> tuple[Seen, Seen]:
+def _gather(cache: Any, seq: int, layer: int, answers: Answers) -> tuple[Seen, Seen]:
     pair = _ask(cache, "gather", "gather", seq, layer)
     call = f"gather({seq}, {layer})"
     if not isinstance(pair, tuple) or len(pair) != 2:
@@ -195,7 +221,8 @@ def _gather(cache: Any, seq: int, layer: int, answers: list[Answer]) -> tuple[Se
     _check_kind(k, call)
     _check_kind(v, call)
     left_k, left_v = image(k), image(v)
-    answers += (Answer(call, k, left_k), Answer(call, v, left_v))
+    answers.keep(call, k, left_k)
+    answers.keep(call, v, left_v)
     return left_k[:2], left_v[:2]
 
 

@@ -36,12 +36,12 @@ class Oracle:
         self.contents: dict[int, list[tuple[Half, Half]]] = {}
         self.tables: dict[int, list[int]] = {}
         self._next = 0
-        self._looks = 0
+        self._family: dict[int, int] = {}  # also of those that are gone
+        self._families = 0
 
-    def look(self) -> int:
-        """A number that is another one at each look at a table."""
-        self._looks += 1
-        return self._looks
+    def related(self, one: int, other: int) -> bool:
+        """Whether both descend from one sequence by forks."""
+        return self._family.get(one) == self._family.get(other)
 
     def lens(self, seq: int) -> list[int]:
         """Positions in each layer."""
@@ -60,11 +60,14 @@ class Oracle:
         empty = np.zeros((self.config.n_kv_heads, 0, self.config.d_head), np.float16)
         self.contents[seq] = [(empty, empty)] * self.config.n_layers
         self.tables[seq] = []
+        self._families += 1
+        self._family[seq] = self._families
 
     def fork(self, parent: int, child: int) -> None:
         """An equal, which shares every block (law 7), or all but a partial last one."""
         self.contents[child] = list(self.contents[parent])
         self.tables[child] = list(self.tables[parent])
+        self._family[child] = self._family[parent]
         if self.fork_cost(parent):
             self.tables[child][-1] = self._next
             self._next += 1

@@ -1,7 +1,7 @@
 """How soon the machine alone finds what is wrong with a cache: its power, counted in programs and lines."""
 
-from collections import Counter
-from typing import Any, ClassVar, NamedTuple
+import contextlib
+from typing import Any, NamedTuple
 
 from hypothesis import Phase, Verbosity
 from hypothesis import settings as Settings  # noqa: N812 - a class, whatever its case
@@ -11,7 +11,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from tinyllm.testing.contract import Factory
 from tinyllm.testing.directed import DIRECTED
 from tinyllm.testing.laws import LawBroken
-from tinyllm.testing.machine import CacheMachine, shard
+from tinyllm.testing.machine import CacheMachine, Search, shard
+from tinyllm.testing.run import Run
 
 
 class Found(NamedTuple):
@@ -22,30 +23,27 @@ class Found(NamedTuple):
     lines: int
 
 
-class _Measured(CacheMachine):
-    found: ClassVar[list[Found]] = []
-    tally: ClassVar[Counter[str]] = Counter()
+class _First(Search):
+    """Keeps the first law that breaks, and what it took."""
 
-    def teardown(self) -> None:
-        try:
-            super().teardown()
-        finally:
-            if self.broken and not self.found:
-                self.found.append(Found(self.broken[0].law, self.tally["programs"], self.tally["lines"]))
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Found | None = None
+
+    def broke(self, run: Run, broken: LawBroken) -> None:
+        """The program under way counts, with its lines so far."""
+        self.found = self.found or Found(broken.law, self.programs + 1, self.lines + len(run.ops))
+        super().broke(run, broken)
 
 
 def measure(factory: Factory, seed: int, settings: Settings) -> Found | None:
     """Run the machine until it finds a broken law, nothing shrunk; None when `settings` are through first."""
-
-    class Fresh(_Measured):
-        found: ClassVar[list[Found]] = []
-
+    machine, first = shard(CacheMachine, seed, factory), _First()
+    machine.search = first
     plain = Settings(settings, phases=(Phase.generate,), verbosity=Verbosity.quiet, database=None)
-    try:
-        run_state_machine_as_test(shard(Fresh, seed, factory), settings=plain)
-    except (LawBroken, Flaky):
-        return Fresh.found[0]
-    return None
+    with contextlib.suppress(LawBroken, Flaky):
+        run_state_machine_as_test(machine, settings=plain)
+    return first.found
 
 
 def directed(factory: Factory) -> str:

@@ -2,82 +2,107 @@
 
 Everything in the kit that touches a cache does it here: the machine, the directed cases, a witness of a
 planted bug, a counterexample that is replayed. So whatever fails anywhere is a trace, and fails again.
+
+A line is run in four steps, and each has a file: what is due (`expectation`), the call (`caller`), the look
+(`observe`), the laws (`laws`).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
-from tinyllm.testing import laws, trace
-from tinyllm.testing.contract import Config, Factory, PagedCache, capabilities, extensions
+from tinyllm.testing import expectation, laws
+from tinyllm.testing.caller import Caller
+from tinyllm.testing.contract import Capability, Config, Factory
+from tinyllm.testing.expectation import OUT_OF_BLOCKS, Due
 from tinyllm.testing.explain import tell
-from tinyllm.testing.extensions import check_extensions, check_need
-from tinyllm.testing.laws import JUNK, LawBroken, Step, View
-from tinyllm.testing.observe import (
-    ROUNDS,
-    Answer,
-    attempt,
-    failed,
-    image,
-    look,
-    named,
-    rounding_told,
-    scribble,
-    warnings_heard,
-)
+from tinyllm.testing.laws import Acted, LawBroken, Step, View
+from tinyllm.testing.observe import ROUNDS, failed, named, warnings_heard
+from tinyllm.testing.operations import WITH_LAYER
 from tinyllm.testing.oracle import Oracle
+from tinyllm.testing.subject import Subject
 from tinyllm.testing.time_limit import NotReturned
-from tinyllm.testing.trace import (
-    FORMS,
-    NotOffered,
-    Op,
-    TooLarge,
-    TraceError,
-    check_sizes,
-    pool_bytes,
-    program,
-)
+from tinyllm.testing.trace import Op, TooLarge, TraceError, check_sizes, pool_bytes, program
 
-CHECKS: dict[Callable[[Step, Oracle], None], frozenset[str]] = {
+Law = Callable[[Step, Oracle], None]
+COUNTS: dict[Law, frozenset[Capability]] = {
     laws.check_lengths: frozenset(),
-    laws.check_table_lengths: frozenset({"block-tables"}),
-    laws.check_conservation: frozenset({"counts"}),
-    laws.check_sharing: frozenset({"block-tables"}),
-    laws.check_references: frozenset({"counts"}),
-    laws.check_cost: frozenset({"counts", "exact-cost"}),
+    laws.check_table_lengths: frozenset({Capability.BLOCK_TABLES}),
+    laws.check_conservation: frozenset({Capability.COUNTS}),
+    laws.check_sharing: frozenset({Capability.BLOCK_TABLES}),
+    laws.check_references: frozenset({Capability.COUNTS}),
 }
 """The checks of what can be counted, in order, and the capabilities that each needs."""
+CONTENTS: list[Law] = [partial(laws.check_contents, own=False), partial(laws.check_contents, own=True)]
 SMALL = 1 << 26  # bytes of a pool that any machine has room for
-CONTENTS = [partial(laws.check_contents, own=False), partial(laws.check_contents, own=True)]
+
+
+class Observer:
+    """Hears of a run, line by line. Override what you want to hear."""
+
+    def before(self, run: "Run", op: Op) -> None:
+        """A line is about to be run."""
+
+    def after(self, run: "Run", op: Op) -> None:
+        """It was run, or had to be refused and was."""
+
+    def broke(self, run: "Run", broken: LawBroken) -> None:
+        """A law is broken, and about to be raised."""
 
 
 class Run:
-    """A cache, the oracle beside it, and the program so far. `step` runs one line and checks every law."""
+    """A cache, the oracle beside it, and the program so far. `step` runs one line and checks every law.
 
-    def __init__(self, factory: Factory, broken: list[LawBroken] | None = None) -> None:
-        """`broken` receives the law that breaks, if one does, in place of what it held."""
-        self.factory = factory
-        self.broken = broken if broken is not None else []
-        self.offers = capabilities(factory)
-        self._counts = [check for check, needed in CHECKS.items() if needed <= self.offers]
-        self.extends: frozenset[str] = frozenset()
+    Attributes:
+        subject: the cache under test.
+        offers: its capabilities, and the extensions of the cache that runs.
+        ops: the program so far.
+        oracle: what a right cache holds.
+        view: the last look.
+        closed: whether the cache is.
+        refused: whether the last line was.
+    """
+
+    def __init__(self, factory: Factory, observer: Observer | None = None) -> None:
+        """Raises ValueError: what `factory` declares as its capabilities is none."""
+        self.subject = Subject.of(factory)
         self.ops: list[Op] = []
         self.closed = False
-        self.refused = False  # the last line was
-        self._cache: PagedCache | None = None
-        self._step: Step | None = None
-        self._wrong_need: LawBroken | None = None  # the first time that blocks_needed was wrong
-        self._answers: list[Answer] = []
-        self._scalars = 0
-        self._values: tuple[trace.Values, trace.Values]  # K and V of the last append
-        self._cost = 0  # of what was done since the cache was last looked at
-        self.start(Config(1, 1, 1, 1, 1))
+        self.refused = False
+        self._observer = observer or Observer()
+        self._caller = Caller(self.subject)
+        offers = self.subject.capabilities
+        self._counts = [check for check, needed in COUNTS.items() if needed <= offers]
+        self._beyond: LawBroken | None = None  # the first law that only extensions show to be broken
+        self._start(Config(1, 1, 1, 1, 1))
 
-    def start(self, config: Config) -> None:
+    def _start(self, config: Config) -> None:
         """The empty state of `new`, as the oracle has it."""
-        self.config = config
-        self.oracle = Oracle(config, lazy_copy="lazy-copy" in self.offers)
-        self._tables: dict[int, list[int]] = {}  # the oracle's, when the cache was last looked at
+        self.oracle = Oracle(config, lazy_copy=Capability.LAZY_COPY in self.subject.capabilities)
         self.view = View({}, {}, {}, {"free": config.num_blocks}, config.num_blocks)
+        self._before, self._tables = self.view, dict(self.oracle.tables)
+        self._acted: dict[int, Acted] = {}  # since the last look
+        self._to_count = self._to_read = False
+
+    @property
+    def config(self) -> Config:
+        """The sizes of the cache."""
+        return self.oracle.config
+
+    @property
+    def cache(self) -> Any:
+        """The cache that runs; None before `new`."""
+        return self._caller.cache
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """The subject's capabilities, and the extensions of the cache that runs."""
+        return self._caller.offers
+
+    @property
+    def scalars(self) -> int:
+        """How many values of the pattern have been stored since `new`."""
+        return self._caller.scalars
 
     def step(self, op: Op) -> None:
         """Run one line, then the invariants. Raises LawBroken with its trace and story, or TraceError."""
@@ -91,279 +116,183 @@ class Run:
 
     def do(self, op: Op) -> None:
         """Run one line; what it must do by itself (be refused, or not) is checked here."""
-        self._offered(op)
-        expected, price = self._due(op)
-        if bool(op.refusal) != bool(expected) or (expected and op.refusal not in expected):
-            if lacking := {"lazy-copy", "exact-cost"} - self.offers:  # the program was written for more
-                raise NotOffered(", ".join(sorted(lacking)))
-            said = f"expects {op.refusal}" if op.refusal else "expects success"
-            due = f"would be refused with {' or '.join(sorted(expected))}" if expected else "would succeed"
-            raise TraceError(f"'{op}' {said}, but a right cache {due} here")
-        self._line(op, expected, price)
+        due = self._admit(op)
+        expectation.check_offered(op, self.oracle, self.offers)
+        expectation.check_claim(op, due.errors, self.offers)
+        self._line(op, due)
 
     def draw(self, op: Op) -> None:
         """Run one line; whether it must be refused, and how, is the oracle's to say."""
-        expected, price = self._due(op)
-        if expected:
-            op = op._replace(refusal=min(expected))
-        self._offered(op)
-        self._line(op, expected, price)
-
-    def _line(self, op: Op, expected: frozenset[str], price: int) -> None:
-        self._step, self.refused = None, False
-        self.ops.append(op)
-        self._told(lambda: self._do(op, expected, price))
+        due = self._admit(op)
+        if due.errors:
+            op = op._replace(refusal=min(due.errors))
+        expectation.check_offered(op, self.oracle, self.offers)
+        self._line(op, due)
 
     def block_conservation(self) -> None:
         """Lengths, tables, counts and sharing are the oracle's (laws 2, 4, 5, 6, 7, 8, 9)."""
-        self._check(self._counts)
+        if self._to_count:
+            self._to_count = False
+            self._telling(self._look_at_counts)
 
     def parent_immutability(self) -> None:
-        """Every other sequence is as it was (law 7), and the one acted on is as the oracle has it (3, 4)."""
-        self._check(CONTENTS)
+        """Every other sequence is as it was (laws 4, 7), and the one acted on is as the oracle has it (3)."""
+        if self._to_read:
+            self._to_read = False
+            self._telling(self._look_at_contents)
 
     def finish(self) -> None:
         """Hold what goes beyond the ten methods to its laws (16 to 20), as the cache is now.
 
         At the end of a program, so that a fault of the ten methods is told as theirs.
         """
-        if self._cache is None or self.closed or any(map(self._lags, self.oracle.tables)):
+        self.hold()
+        if self.cache is None or self.closed or self._in_step():
             return
-        self._told(self._finish)
+        beyond = self._beyond or self._caller.wrong_extension(self.view, self.config)
+        if beyond is not None:
+            self._to_count = self._to_read = True
+            self.hold()  # what its caller wrote into an answer (12), say, broke the ten methods as well
+            self._telling(partial(_raise, beyond.but(beyond=True)))
 
-    def _lags(self, seq: int) -> bool:
-        """Whether a step is under way: more layers have to follow."""
-        return "independent-layers" not in self.offers and len(set(self.oracle.lens(seq))) > 1
-
-    def _finish(self) -> None:
-        broken = self._wrong_need or self._beyond()
-        if broken is None:
-            return
-        before, self.view = self.view, look(self._cache, self.oracle, self.offers, self._answers)
-        self._step = Step("stats", None, None, 0, before, self.view, dict(self.oracle.tables))
-        self.hold()  # what its caller wrote into an answer (12), say, broke the ten methods as well
-        broken.beyond = True
-        raise broken
-
-    def _beyond(self) -> LawBroken | None:
-        try:
-            check_extensions(self._cache, self.extends, self.view, self.config.block_size)
-        except LawBroken as broken:
-            return broken
-        return None
-
-    def refusals(self, op: Op) -> frozenset[str]:
-        """The errors of which a right cache must raise one, by the oracle; empty when it must succeed."""
-        return self._due(op)[0]
-
-    def _due(self, op: Op) -> tuple[frozenset[str], int]:
-        """The errors, and the blocks that the line takes if its arguments are right."""
+    def _admit(self, op: Op) -> Due:
+        """What is due to a line. Raises TraceError for one that cannot be run."""
+        self.hold()
         check_sizes(op, self.config)
-        if op.name == "new":
-            return frozenset(_wrong_sizes(op.args)), 0
-        if self._cache is None:
+        if op.name != "new" and self.cache is None:
             raise TraceError(f"'{op}' comes before 'new'")
-        if op.name == "close":
-            return frozenset(), 0
-        if self.closed:
-            return frozenset({"ValueError", *self._wrong_arguments(op)}), 0
-        if wrong := frozenset(self._wrong_arguments(op)):
-            return wrong, 0
-        price = self._price(op)
-        return frozenset({"OutOfBlocks"} if price and price > self.oracle.free_blocks() else ()), price
+        return expectation.due(op, self.oracle, closed=self.closed)
 
-    def _price(self, op: Op) -> int:
-        """Blocks that a line with right arguments takes."""
-        if op.name == "append":
-            return self.oracle.cost(*(int(a) for a in op.args))
-        return self.oracle.fork_cost(int(op.args[0])) if op.name == "fork" else 0
+    def _line(self, op: Op, due: Due) -> None:
+        self.ops.append(op)
+        self.refused = False
+        self._observer.before(self, op)
+        self._telling(lambda: self._perform(op, due))
+        self._observer.after(self, op)
 
-    def _offered(self, op: Op) -> None:
-        """Raises NotOffered for a line that the cache does not promise to answer."""
-        if op.name == "fork" and "fork" not in self.offers:
-            raise NotOffered("fork")
-        if op.name == "truncate" and self._cache is not None and "truncate" not in self.extends:
-            raise NotOffered("truncate")
-        if op.name == "table" and "block-tables" not in self.offers:
-            raise NotOffered("block-tables")
-        if op.name == "stats" and "counts" not in self.offers:
-            raise NotOffered("counts")
-        if "independent-layers" in self.offers or self.closed or self._cache is None:
-            return
-        behind = {seq: lens for seq in self.oracle.tables if len(set(lens := self.oracle.lens(seq))) > 1}
-        for seq, lens in behind.items():  # a step is under way: its next layer is all that may come
-            layer = lens.index(min(lens))
-            if op.name != "append" or op.args[:2] != (seq, layer) or op.args[2] != lens[0] - lens[layer]:
-                raise NotOffered("independent-layers")
-        first = op.name == "append" and not op.refusal and not behind
-        if first and op.args[0] in self.oracle.tables and op.args[1] != 0:
-            raise NotOffered("independent-layers")
-
-    def _wrong_arguments(self, op: Op) -> Iterable[str]:
-        if any(isinstance(a, float) for a in op.args):
-            yield "TypeError"
-        live = self.oracle.tables
-        if op.name == "add" and op.args[0] in live:
-            yield "ValueError"
-        if op.name == "fork" and op.args[1] in live:
-            yield "ValueError"
-        if op.name not in {"add", "stats"} and op.args[0] not in live:
-            yield "KeyError"
-        if op.name in {"append", "len", "gather"} and not 0 <= op.args[1] < self.config.n_layers:
-            yield "IndexError"
-        if op.name == "truncate" and op.args[0] in live:
-            longest = max(self.oracle.lens(int(op.args[0])))
-            yield from [] if 0 <= op.args[1] <= longest else ["ValueError"]
-        if op.name == "append" and op.args[2] < 1:
-            yield "ValueError"
-        if op.form and FORMS[op.form].refusal:
-            yield FORMS[op.form].refusal
-
-    def _check(self, checks: Sequence[Callable[[Step, Oracle], None]]) -> None:
-        if (step := self._step) is not None:
-            self._told(lambda: _each(checks, step, self.oracle))
-
-    def _told(self, act: Callable[[], None]) -> None:
+    def _telling(self, act: Callable[[], None]) -> None:
         """Let a broken law out with its program and its story."""
         try:
             with warnings_heard():
                 act()
         except LawBroken as broken:
-            broken.trace = "".join(f"{op}\n" for op in self.ops)
-            broken.story = tell(broken, self.factory, self.oracle, self.view)
-            self.broken[:] = [broken]
-            raise
+            text = "".join(f"{op}\n" for op in self.ops)
+            told = broken.but(trace=text, story=tell(broken, text, self.subject, self.oracle, self.view))
+            self._observer.broke(self, told)
+            raise told from told.__cause__
 
-    def _do(self, op: Op, expected: frozenset[str], price: int) -> None:
-        if op.name == "append" and expected <= {"OutOfBlocks"} and self._wrong_need is None:
-            self._wrong_need = self._ask_need(op, price)
-        raised = self._call(op)
-        out_of_blocks = raised is not None and "OutOfBlocks" in _names(raised)
-        may_refuse = "exact-cost" not in self.offers and op.name in {"append", "fork"}
-        if out_of_blocks and may_refuse and not self._in_step(op):
-            self._refused(op, frozenset({"OutOfBlocks"}), raised)
-            self._leaked(op)
-            return
-        unforeseen = raised is None and expected == {"OutOfBlocks"} and may_refuse
-        if expected and not unforeseen:
-            self._refused(op, expected, raised)
-            return
-        if raised is not None:
-            if self._too_large(op, raised):
-                raise TooLarge(f"'{op}' needs more memory than this machine has: {named(raised)}") from raised
-            raise failed(op.name, f"'{op}'", raised) from raised
+    def _perform(self, op: Op, due: Due) -> None:
+        """Make the call, and hold what it raises to what is due."""
+        if op.name == "append" and due.errors <= OUT_OF_BLOCKS and self._beyond is None:
+            self._beyond = self._caller.wrong_need(op, due.price)
         if op.name == "new":
-            self._cost = 0
-        self._tell_oracle(op)
-        self._cost += 0 if expected else price
-        if self.closed or self._in_step(op):
+            raised = self._caller.new(op.args, keep=not due.errors)
+        else:
+            raised = self._caller.call(op, self.config)
+        names = None if raised is None else _names(raised)
+        in_step = op.name == "append" and self._in_step(op.args[0])
+        errors = due.errors if in_step else expectation.refusal(op, due.errors, names, self.offers)
+        if errors:
+            self._check_refusal(op, errors, raised)
+            if errors == OUT_OF_BLOCKS and not due.errors:
+                self._check_leak(op)
+        elif raised is None:
+            self._accept(op)
+        elif self._too_large(op, raised):
+            raise TooLarge(f"'{op}' needs more memory than this machine has: {named(raised)}") from raised
+        else:
+            raise failed(op.name, f"'{op}'", raised) from raised
+
+    def _accept(self, op: Op) -> None:
+        """The call succeeded, as it had to: the oracle does the same."""
+        args = tuple(int(a) for a in op.args)
+        if op.name == "new":
+            self.closed, self._beyond = False, None
+            self._start(Config(*args))
+        elif op.name == "append":
+            self.oracle.append(args[0], args[1], *self._caller.passed)
+            self._caller.stored(op)
+        elif op.name in {"add", "fork", "free", "truncate"}:
+            getattr(self.oracle, op.name)(*args)
+        elif op.name == "close":
+            self.closed = True
+            self._start(self.config)
             return
-        before, self.view = self.view, look(self._cache, self.oracle, self.offers, self._answers)
-        seq = None
-        if op.name not in {"new", "stats"}:
-            seq = int(op.args[-1] if op.name == "fork" else op.args[0])
-        layer = int(op.args[1]) if op.name in {"append", "len", "gather"} else None
-        if "independent-layers" not in self.offers and op.name == "append":
+        self._act(op, args)
+        self._to_count = self._to_read = not (op.name == "append" and self._in_step(args[0]))
+
+    def _act(self, op: Op, args: tuple[int, ...]) -> None:
+        """Note which sequence the line changed; of one that was forked, the child."""
+        if op.name in {"new", "stats"}:
+            return
+        layer = args[1] if op.name in WITH_LAYER else None
+        if op.name == "append" and Capability.INDEPENDENT_LAYERS not in self.offers:
             layer = None  # all of them were appended to
-        self._step = Step(op.name, seq, layer, self._cost, before, self.view, self._tables)
-        self._cost, self._tables = 0, dict(self.oracle.tables)  # it replaces a table, and changes none
+        self._acted[args[1] if op.name == "fork" else args[0]] = Acted(op.name, layer)
+
+    def _check_refusal(self, op: Op, errors: frozenset[str], raised: BaseException | None) -> None:
+        """Laws 9, 14 and 15: the call raised one of these errors."""
+        self.refused = True
+        law = 9 if "OutOfBlocks" in errors else 14 if self.closed else 15
+        if raised is None:
+            raise LawBroken(law, op.name, f"'{op}'", "it was accepted")
+        if isinstance(raised, RuntimeWarning) and op.name in ROUNDS:
+            raise failed(op.name, f"'{op}'", raised) from raised
+        names = _names(raised)
+        exact = Capability.EXACT_ERRORS in self.offers or law == 9 or "OutOfBlocks" in names
+        if isinstance(raised, NotReturned) or (exact and not names & errors):
+            raise LawBroken(law, op.name, f"'{op}'", named(raised)) from raised
+        self._to_count = self._to_read = not self.closed and op.name != "new"
+
+    def _check_leak(self, op: Op) -> None:
+        """Law 6 without counts: what a new cache takes, one in which nothing is held takes as well."""
+        if op.name != "append" or any(max(self.oracle.lens(seq)) for seq in self.oracle.tables):
+            return
+        fresh = Caller(self.subject)
+        fresh.new(self.config, keep=True)
+        fresh.call(Op("add", op.args[:1]), self.config)
+        fresh.scalars = self.scalars
+        if fresh.call(op, self.config) is None:
+            due = f"'{op}' succeeds as in a new cache, since nothing is held"
+            raise LawBroken(6, "leak", due, "OutOfBlocks")
+
+    def _look_at_counts(self) -> None:
+        """The first half of a look."""
+        self._before = self.view
+        self.view = self._looked(lambda: self._caller.counts(self.oracle))
+        self._check([laws.check_counts_unchanged] if self.refused else self._counts)
+
+    def _look_at_contents(self) -> None:
+        """The second half: it leaves nothing that was acted on."""
+        self.view = self._looked(lambda: self._caller.contents(self.oracle, self.view))
+        self._check([laws.check_contents_unchanged] if self.refused else CONTENTS)
+        self._acted, self._tables = {}, dict(self.oracle.tables)  # it replaces a table, and changes none
+
+    def _looked(self, look: Callable[[], View]) -> View:
+        """Look; after a refusal, what cannot be seen any more was changed by it (law 10)."""
+        try:
+            return look()
+        except LawBroken as broken:
+            if not self.refused or broken.law == 12 or isinstance(broken.__cause__, NotReturned):
+                raise
+            due = f"{broken.expected} after the refused '{self.ops[-1]}'"
+            raise LawBroken(10, "unchanged", due, broken.found) from broken.__cause__
+
+    def _check(self, checks: Iterable[Law]) -> None:
+        step = Step(str(self.ops[-1]), self._acted, self._before, self.view, self._tables)
+        for check in checks:
+            check(step, self.oracle)
+
+    def _in_step(self, seq: int | float | None = None) -> bool:
+        """Whether more layers of a sequence, or of any, have to follow."""
+        live = self.oracle.tables if seq is None else self.oracle.tables.keys() & {seq}
+        return any(expectation.in_step(int(each), self.oracle, self.offers) for each in live)
 
     def _too_large(self, op: Op, raised: BaseException) -> bool:
         """Whether memory may well be wanting; for a small pool there is enough, and the cache is wrong."""
         sizes = op if op.name == "new" else Op("new", self.config)
         names = _names(raised)
         return "MemoryError" in names and "OutOfBlocks" not in names and pool_bytes(sizes) > SMALL
-
-    def _ask_need(self, op: Op, price: int) -> LawBroken | None:
-        """What is wrong with what `blocks_needed` says of the line, if anything."""
-        if "blocks_needed" in self.extends and "exact-cost" in self.offers:
-            try:
-                check_need(self._cache, op.args, price)
-            except LawBroken as broken:
-                return broken
-        return None
-
-    def _in_step(self, op: Op) -> bool:
-        """Whether more layers have to follow before the cache says again what it holds."""
-        return op.name == "append" and self._lags(int(op.args[0]))
-
-    def _leaked(self, op: Op) -> None:
-        """Law 6 without counts: what a new cache takes, one in which nothing is held takes as well."""
-        if op.name != "append" or any(max(self.oracle.lens(seq)) for seq in self.oracle.tables):
-            return
-        fresh = Run(self.factory)
-        for again in (Op("new", self.config), Op("add", op.args[:1])):
-            fresh.do(again)
-        fresh._scalars = self._scalars
-        if fresh._call(op) is None:
-            raise LawBroken(
-                6, "leak", f"'{op}' succeeds as in a new cache, since nothing is held", "OutOfBlocks"
-            )
-
-    def _refused(self, op: Op, expected: frozenset[str], raised: BaseException | None) -> None:
-        self.refused = True
-        law = 9 if "OutOfBlocks" in expected else 14 if self.closed else 15
-        if raised is None:
-            raise LawBroken(law, op.name, f"'{op}'", "it was accepted")
-        if isinstance(raised, RuntimeWarning) and op.name in ROUNDS:
-            raise failed(op.name, f"'{op}'", raised) from raised
-        names = _names(raised)
-        exact = "exact-errors" in self.offers or law == 9 or "OutOfBlocks" in names
-        if isinstance(raised, NotReturned) or (exact and not names & expected):
-            raise LawBroken(law, op.name, f"'{op}'", named(raised)) from raised
-        if self.closed or op.name == "new":
-            return
-        before = self.view
-        try:
-            self.view = look(self._cache, self.oracle, self.offers, self._answers)
-        except LawBroken as broken:
-            if broken.law == 12 or isinstance(broken.__cause__, NotReturned):
-                raise
-            due = f"{broken.expected} after the refused '{op}'"
-            raise LawBroken(10, "unchanged", due, broken.found) from broken.__cause__
-        laws.check_unchanged(before, self.view, f"'{op}'")
-
-    def _call(self, op: Op) -> BaseException | None:
-        """Make the call; afterwards overwrite every array that was passed (law 12)."""
-        if op.name == "append":
-            k, v = trace.values(op, self._scalars, self.config)
-            self._values = k.copy(), v.copy()  # what becomes of the others is the cache's doing
-            given = FORMS[op.form].make(k, v) if op.form else (k, v)
-            left = image(given[0]), image(given[1])
-            with rounding_told("append"):
-                _, error = attempt(lambda cache: cache.append(op.args[0], op.args[1], *given), self._cache)
-            if (image(given[0]), image(given[1])) != left:
-                raise LawBroken(12, "arguments", f"'{op}' leaves K and V as they were", "it wrote into them")
-            for array in given:
-                scribble(array, JUNK)
-            return error
-        if op.name == "new":
-            return self._new(op)
-        method = {"add": "add_seq", "table": "block_table", "len": "seq_len"}.get(op.name, op.name)
-        with rounding_told(op.name):
-            return attempt(lambda cache: getattr(cache, method)(*op.args), self._cache)[1]
-
-    def _new(self, op: Op) -> BaseException | None:
-        cache, error = attempt(lambda: self.factory(*op.args))  # type: ignore[arg-type]
-        if error is None and not self.refusals(op):
-            self._cache, self.closed, self.extends = cache, False, extensions(cache)
-            self._wrong_need = None
-        return error
-
-    def _tell_oracle(self, op: Op) -> None:
-        args = tuple(int(a) for a in op.args)
-        if op.name == "new":
-            self.start(Config(*args))
-            self._scalars = 0
-        elif op.name == "append":
-            k, v = self._values
-            self.oracle.append(args[0], args[1], k, v)
-            self._scalars += k.size if op.data is None else 0
-        elif op.name in {"add", "fork", "free", "truncate"}:
-            getattr(self.oracle, op.name)(*args)
-        elif op.name == "close":
-            self.closed = True
-            self.start(self.config)
 
 
 def replay(factory: Factory, text: str) -> Run:
@@ -380,17 +309,9 @@ def replay(factory: Factory, text: str) -> Run:
     return run
 
 
-def _each(checks: Sequence[Callable[[Step, Oracle], None]], step: Step, oracle: Oracle) -> None:
-    for check in checks:
-        check(step, oracle)
+def _raise(broken: LawBroken) -> None:
+    raise broken
 
 
-def _wrong_sizes(sizes: tuple[int | float, ...]) -> Iterable[str]:
-    if any(isinstance(size, float) for size in sizes):
-        yield "TypeError"
-    if any(size < 1 for size in sizes):
-        yield "ValueError"
-
-
-def _names(error: BaseException) -> set[str]:
-    return {cls.__name__ for cls in type(error).__mro__}
+def _names(error: BaseException) -> frozenset[str]:
+    return frozenset(cls.__name__ for cls in type(error).__mro__)

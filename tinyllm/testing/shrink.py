@@ -9,9 +9,10 @@ from itertools import pairwise
 
 from tinyllm.testing.contract import Factory
 from tinyllm.testing.laws import LawBroken
+from tinyllm.testing.operations import OPERATIONS
 from tinyllm.testing.run import replay
 from tinyllm.testing.time_limit import CutShort, NotReturned, limited
-from tinyllm.testing.trace import ARGUMENTS, Op, TraceError, parse
+from tinyllm.testing.trace import Op, TraceError, parse
 
 SEQUENCES = {"sequence", "parent", "child"}
 WORK = 100_000
@@ -80,7 +81,7 @@ def _smaller(ops: list[Op]) -> Iterator[list[Op]]:
 
 def _renumbered(ops: list[Op]) -> Iterator[list[Op]]:
     """Sequences numbered in the order they come; a layer, one lower: in all lines at once."""
-    places = [(kind, arg) for op in ops for kind, arg in zip(ARGUMENTS[op.name], op.args, strict=True)]
+    places = [place for op in ops for place in zip(OPERATIONS[op.name].arguments, op.args, strict=True)]
     ids = dict.fromkeys(arg for kind, arg in places if kind in SEQUENCES)
     yield from _changed(ops, SEQUENCES, {one: i for i, one in enumerate(ids)})
     for layer in sorted({arg for kind, arg in places if kind == "layer" and arg > 0}):
@@ -89,7 +90,7 @@ def _renumbered(ops: list[Op]) -> Iterator[list[Op]]:
 
 def _changed(ops: list[Op], kinds: set[str], to: dict[int | float, int | float]) -> Iterator[list[Op]]:
     def args(op: Op) -> tuple[int | float, ...]:
-        places = zip(ARGUMENTS[op.name], op.args, strict=True)
+        places = zip(OPERATIONS[op.name].arguments, op.args, strict=True)
         return tuple(to.get(arg, arg) if kind in kinds else arg for kind, arg in places)
 
     made = [op._replace(args=args(op)) for op in ops]

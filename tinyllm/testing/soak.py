@@ -7,18 +7,19 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from hypothesis import settings as Settings  # noqa: N812 - a class, whatever its case
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from tinyllm.testing.check import run_machine, shortest
+from tinyllm.testing.check import search, shortest
 from tinyllm.testing.contract import Config, Factory
-from tinyllm.testing.laws import LawBroken
-from tinyllm.testing.machine import LAYERS, WIDE, CacheMachine, MachineRun, configs, shard, starts
+from tinyllm.testing.laws import Findings, LawBroken
+from tinyllm.testing.machine import LAYERS, WIDE, CacheMachine, Search, configs, shard, starts
 from tinyllm.testing.profiles import profile
-from tinyllm.testing.reach import Meter, Reached
+from tinyllm.testing.reach import Meter, Reached, Tables
+from tinyllm.testing.run import Observer, Run
 from tinyllm.testing.time_limit import beating, watch_over
 from tinyllm.testing.trace import Op
 
@@ -70,48 +71,81 @@ class Flight:
             os.write(self._file, f"{op}\n".encode())
 
 
-class SoakRun(MachineRun):
-    """A run that is recorded and measured."""
+class Recorder(Observer):
+    """Records, measures and counts the run of one program."""
 
-    flight: ClassVar[Flight | None] = None
-    pulse: ClassVar[Any] = staticmethod(lambda: None)
-
-    def __init__(self, factory: Factory, broken: list[LawBroken] | None = None) -> None:
-        super().__init__(factory, broken)
+    def __init__(self, search: "SoakSearch") -> None:
         self.meter = Meter()
+        self._search = search
+        self._before: Tables = {}
 
-    def _line(self, op: Op, expected: frozenset[str], price: int) -> None:
-        if self.flight:
-            self.flight.note(op)
-        self.pulse()
-        before = dict(self.oracle.tables)
-        super()._line(op, expected, price)
-        self.meter.note(op, before, self)
+    def before(self, run: Run, op: Op) -> None:
+        """The line is on record before it runs."""
+        if self._search.flight:
+            self._search.flight.note(op)
+        self._search.pulse()
+        self._before = dict(run.oracle.tables)
+
+    def after(self, run: Run, op: Op) -> None:
+        """What it reached."""
+        self.meter.note(op, self._before, run)
+
+    def broke(self, run: Run, broken: LawBroken) -> None:
+        """The search keeps it."""
+        self._search.broke(run, broken)
+
+
+class SoakSearch(Search):
+    """A search that tells of its progress, of each law when it first breaks, and ends with its time."""
+
+    def __init__(self, seconds: float, send: Callable[[Any], None], flight: Flight | None) -> None:
+        super().__init__(goes_on=True)
+        self.soaked = Soaked()
+        self.flight = flight
+        self._up = time.monotonic() + seconds
+        self._send = send
+        self._sent = time.monotonic()
+        self._heard: set[str] = set()
+
+    def pulse(self) -> None:
+        """Tell of the progress, about once a second."""
+        now = time.monotonic()
+        if now - self._sent >= EVERY:
+            self._sent, did = now, self.soaked
+            self._send(Soaked(did.programs, did.lines, Counter(did.reached), did.offers))
+
+    def ended(self, run: Run, meter: Meter) -> None:
+        """A program is through. Raises TimeUp."""
+        if self.core is None:
+            self.soaked.add(Soaked(1, len(run.ops), meter.reached(), run.offers))
+        for name, broken in self.findings._asdict().items():
+            if broken and name not in self._heard:
+                self._heard.add(name)
+                self._send(broken)
+        if time.monotonic() >= self._up and "core" not in self._heard:
+            raise TimeUp
 
 
 class SoakMachine(CacheMachine):
     """Random programs in tiny pools and in larger ones, on more sequences."""
 
     ids = range(8)
-    runner = SoakRun
-    soaked: ClassVar[Soaked]
-    told: ClassVar[Any]
-    run: SoakRun
+    search: SoakSearch  # type: ignore[misc]
+
+    def observer(self) -> Observer:
+        """A recorder of this program alone."""
+        self._recorder = Recorder(self.search)
+        return self._recorder
 
     @initialize(start=st.one_of(configs, large).flatmap(starts), forked=st.sampled_from([True, True, False]))
     def new(self, start: tuple[Config, tuple[int, ...]], forked: bool) -> None:
-        """As ever, but half of the pools are larger."""
+        """The same, but half of the pools are larger."""
         super().new(start, forked)
 
     def teardown(self) -> None:
         """Count the program, if it broke nothing; then leave, if the time is up."""
         super().teardown()
-        if self.broken and self.broken[-1].beyond:  # `self.beyond` has it: the ten methods are searched on
-            self.broken.clear()
-        if not self.broken:
-            run = self.run
-            self.soaked.add(Soaked(1, len(run.ops), run.meter.reached(), run.offers | run.extends))
-        self.told()
+        self.search.ended(self.run, self._recorder.meter)
 
 
 def soak(
@@ -131,41 +165,15 @@ def soak(
             `LawBroken` before it is shrunk; of a second one where the first showed in extensions alone.
         flight: a file that has, at every moment, the program that is being run.
     """
-    ends = time.monotonic() + seconds
-    last = [time.monotonic()]
-    soaked = Soaked()
-
-    class Recorded(SoakRun):
-        pass
-
-    def pulse() -> None:
-        now = time.monotonic()
-        if now - last[0] >= EVERY:
-            last[0] = now
-            send(Soaked(soaked.programs, soaked.lines, Counter(soaked.reached), soaked.offers))
-
-    Recorded.flight = Flight(flight) if flight else None
-    Recorded.pulse = staticmethod(pulse)
-
-    def told() -> None:
-        for name in ("beyond", "broken"):
-            if (found := getattr(machine, name)) and name not in heard:
-                heard.add(name)
-                send(found[0])
-        if time.monotonic() >= ends and "broken" not in heard:
-            raise TimeUp
-
-    heard: set[str] = set()
-    body = {"runner": Recorded, "soaked": soaked, "told": staticmethod(told)}
-    machine: Any = shard(type("SoakMachine", (SoakMachine,), body), seed, factory)
+    looking = SoakSearch(seconds, send, Flight(flight) if flight else None)
+    machine = shard(SoakMachine, seed, factory)
     settings = Settings(profile("deep"), max_examples=10**6)
-    with beating(pulse):
+    found = Findings()
+    with beating(looking.pulse):
         with contextlib.suppress(TimeUp):
-            try:
-                run_machine(factory, machine, settings)
-            except LawBroken as broken:
-                soaked.broken = broken
-        if machine.beyond and not soaked.broken:
+            found = search(factory, machine, settings, looking=looking)
+        if looking.extensions and not found.worst:
             with watch_over(factory):
-                soaked.broken = shortest(factory, machine.beyond[0])
-    return soaked
+                found = Findings(extensions=shortest(factory, looking.extensions))
+    looking.soaked.broken = found.worst
+    return looking.soaked

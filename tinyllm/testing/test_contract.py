@@ -10,7 +10,6 @@ import pytest
 from tinyllm.testing.catalogue import CATALOGUE
 from tinyllm.testing.check import (
     SECONDS,
-    in_time,
     run_directed,
     run_entry,
     run_machine,
@@ -20,13 +19,14 @@ from tinyllm.testing.contract import Factory
 from tinyllm.testing.directed import DIRECTED
 from tinyllm.testing.machine import CacheMachine, shard
 from tinyllm.testing.profiles import current_profile
-from tinyllm.testing.time_limit import CutShort
+from tinyllm.testing.time_limit import CutShort, limited
 from tinyllm.testing.trace import NotOffered
 
 
 def _hold(act: Callable[[], None], seconds: float = SECONDS) -> None:
     try:
-        in_time(act, seconds)
+        with limited(seconds):
+            act()
     except NotOffered as needed:
         pytest.skip(f"not offered: {needed}")
     except CutShort as cut:

@@ -97,9 +97,14 @@ def _strike(now: float) -> None:
         _beat()
 
 
+def patience(factory: Any) -> float:
+    """Seconds that one call of a factory's caches may take: it may know that they need more."""
+    return max(LIMIT, float(stated(factory, "patience", 0.0)))
+
+
 def watch_over(factory: Any) -> "Watch":
-    """A watch for the caches of a factory, which may know that they need more time."""
-    return Watch(max(LIMIT, stated(factory, "patience", 0.0)))
+    """A watch for the caches of a factory."""
+    return Watch(patience(factory))
 
 
 def watched(call: Callable[..., T], *args: Any) -> T:

@@ -19,31 +19,15 @@ does not advance i. A number that is not whole (`add 1.5`) is handed over as it 
 
 import math
 import sys
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tinyllm.testing.contract import Config
+from tinyllm.testing.forms import FORMS, Values
+from tinyllm.testing.operations import OPERATIONS
 
-Values = NDArray[np.float32]
 PATTERN = 2039  # the largest prime whose multiples up to it float16 holds exactly (its integers end at 2048)
-
-ARGUMENTS = {
-    "new": ("blocks", "block size", "layers", "heads", "dims"),
-    "add": ("sequence",),
-    "fork": ("parent", "child"),
-    "append": ("sequence", "layer", "tokens"),
-    "free": ("sequence",),
-    "truncate": ("sequence", "length"),
-    "table": ("sequence",),
-    "len": ("sequence", "layer"),
-    "gather": ("sequence", "layer"),
-    "stats": (),
-    "close": (),
-}
-
 
 MOST = {
     "blocks": 2**31 - 1,  # ids are int32
@@ -68,88 +52,6 @@ class TooLarge(TraceError):  # noqa: N818 - no error of anyone's
 
 class NotOffered(TraceError):  # noqa: N818 - no error of anyone's
     """A program that needs a capability which the cache under test does not have."""
-
-
-class _Unconvertible:
-    def __array__(self, *_: Any, **__: Any) -> Any:
-        raise RuntimeError("this object refuses to become an array")
-
-
-def _ragged(values: Values) -> Any:
-    rows = values.tolist()
-    rows[-1][-1:] = [[]]
-    return rows
-
-
-def _near(values: Values) -> Any:
-    """float64 values next to the middle of two float16: those that are rounded to float32 first go astray."""
-    away = np.nextafter(values.astype(np.float16), np.float16(np.inf)).astype(np.float64)
-    return values + (away - values) * (0.5 - 2.0**-20)
-
-
-def _tuples(given: Any) -> Any:
-    return tuple(map(_tuples, given)) if isinstance(given, list) else given
-
-
-class Form(NamedTuple):
-    """A way to hand K and V over, and the error that must come, if one must.
-
-    Those that are not `drawn` are left to a directed case: the machine has others of their kind.
-    """
-
-    make: Callable[[Values, Values], tuple[Any, Any]]
-    refusal: str = ""
-    drawn: bool = True
-
-
-def _each(change: Callable[[Values], Any], refusal: str = "", *, drawn: bool = True) -> Form:
-    return Form(lambda k, v: (change(k), change(v)), refusal, drawn)
-
-
-def _read_only(values: Values) -> Values:
-    values.flags.writeable = False
-    return values
-
-
-FORMS = {
-    "strided": _each(lambda a: np.repeat(a, 2, axis=2)[:, :, ::2]),
-    "reversed": _each(lambda a: np.ascontiguousarray(a[:, ::-1])[:, ::-1]),
-    "flipped": _each(lambda a: np.ascontiguousarray(a[::-1, ::-1, ::-1])[::-1, ::-1, ::-1], drawn=False),
-    "transposed": _each(lambda a: np.ascontiguousarray(a.transpose(1, 2, 0)).transpose(2, 0, 1), drawn=False),
-    "fortran": _each(np.asfortranarray),
-    "readonly": _each(_read_only),
-    "list": _each(lambda a: a.tolist()),
-    "tuple": _each(lambda a: _tuples(a.tolist()), drawn=False),
-    "float16": _each(lambda a: a.astype(np.float16)),
-    "float64": _each(lambda a: a.astype(np.float64)),
-    "float64-near": _each(_near, drawn=False),
-    "int16": _each(lambda a: a.astype(np.int16), drawn=False),
-    "int64": _each(lambda a: a.astype(np.int64)),
-    "big-endian": _each(lambda a: a.astype(">f4"), drawn=False),
-    "mixed": Form(lambda k, v: (k.astype(np.float64), v.astype(np.int32)), drawn=False),
-    "rank2": _each(lambda a: a[0], "ValueError"),
-    "rank4": _each(lambda a: a[None], "ValueError"),
-    "heads": _each(lambda a: np.concatenate([a, a]), "ValueError"),
-    "dims": _each(lambda a: np.concatenate([a, a], axis=2), "ValueError"),
-    "fewer-heads": _each(lambda a: a[:-1], "ValueError", drawn=False),
-    "fewer-dims": _each(lambda a: a[:, :, :-1], "ValueError", drawn=False),
-    "scalar": _each(lambda _: 1.0, "ValueError", drawn=False),
-    "ragged": _each(_ragged, "ValueError", drawn=False),
-    "rank2-v": Form(lambda k, v: (k, v[0]), "ValueError", drawn=False),
-    "heads-v": Form(lambda k, v: (k, np.concatenate([v, v])), "ValueError", drawn=False),
-    "dims-v": Form(lambda k, v: (k, np.concatenate([v, v], axis=2)), "ValueError", drawn=False),
-    "longer-k": Form(lambda k, v: (np.concatenate([k, k], axis=1), v), "ValueError", drawn=False),
-    "unequal": Form(lambda k, v: (k, np.concatenate([v, v], axis=1)), "ValueError"),
-    "bool": _each(lambda a: a.astype(np.bool_), "TypeError"),
-    "complex": _each(lambda a: a.astype(np.complex64), "TypeError"),
-    "object": _each(lambda a: a.astype(object), "TypeError"),
-    "str": _each(lambda a: a.astype(str), "TypeError"),
-    "none": _each(lambda _: None, "TypeError", drawn=False),
-    "bool-v": Form(lambda k, v: (k, v.astype(np.bool_)), "TypeError", drawn=False),
-    "none-v": Form(lambda k, _: (k, None), "TypeError", drawn=False),
-    "broken-k": Form(lambda _, v: (_Unconvertible(), v), "Exception"),
-    "broken-v": Form(lambda k, _: (k, _Unconvertible()), "Exception"),
-}
 
 
 class Op(NamedTuple):
@@ -197,7 +99,7 @@ def check_sizes(op: Op, config: Config) -> None:
             raise TooLarge(f"'{op}' hands over too much at once: at most {most:,} tokens of this cache")
     if op.name != "new":
         return
-    for name, size in zip(ARGUMENTS["new"], op.args, strict=True):
+    for name, size in zip(OPERATIONS["new"].arguments, op.args, strict=True):
         if isinstance(size, int) and size > MOST[name]:
             raise TooLarge(f"'{op}' is too large: {name} are at most {MOST[name]:,}")
     if all(isinstance(size, int) and size > 0 for size in op.args) and pool_bytes(op) > ADDRESSED:
@@ -216,8 +118,8 @@ def _cut(text: str) -> str:
 def _parse_line(words: list[str]) -> Op:
     refusal = form = ""
     name, *words = words
-    if name not in ARGUMENTS:
-        raise TraceError(f"{_cut(name)!r} is no operation; there are {', '.join(ARGUMENTS)}")
+    if name not in OPERATIONS:
+        raise TraceError(f"{_cut(name)!r} is no operation; there are {', '.join(OPERATIONS)}")
     if "!" in words:
         at = words.index("!")
         words, after = words[:at], words[at + 1 :]
@@ -230,7 +132,7 @@ def _parse_line(words: list[str]) -> Op:
         if len(after) != 1 or after[0] not in FORMS:
             raise TraceError(f"as is followed by one of {', '.join(FORMS)}")
         form = after[0]
-    wanted = ARGUMENTS[name]
+    wanted = OPERATIONS[name].arguments
     args, rest = words[: len(wanted)], words[len(wanted) :]
     if len(args) < len(wanted) or (rest and not (name == "append" and len(rest) == 2 and not form)):
         raise TraceError(f"{name} takes {', '.join(wanted) or 'nothing'}")

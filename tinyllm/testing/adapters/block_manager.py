@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinyllm.infer.arguments import as_chunk, as_integer, as_layer, as_size
-from tinyllm.testing.contract import CAPABILITIES, Factory
+from tinyllm.testing.contract import CAPABILITIES, Capability, Factory
 
-LACKING = frozenset({"contents", "independent-layers", "exact-errors"})
+LACKING = frozenset({Capability.CONTENTS, Capability.INDEPENDENT_LAYERS, Capability.EXACT_ERRORS})
 """What no manager of ids has: data; layers (it counts positions); errors of its own for arrays."""
 
 

@@ -1,0 +1,100 @@
+"""The calls of a program, made on the cache under test, and the looks between them."""
+
+from typing import Any
+
+from tinyllm.testing import trace
+from tinyllm.testing.contract import Capability, Config, extensions
+from tinyllm.testing.extensions import check_extensions, check_need
+from tinyllm.testing.forms import FORMS, Values
+from tinyllm.testing.laws import JUNK, LawBroken, View
+from tinyllm.testing.observe import (
+    Answers,
+    attempt,
+    image,
+    look_at_contents,
+    look_at_counts,
+    rounding_told,
+    scribble,
+)
+from tinyllm.testing.operations import OPERATIONS
+from tinyllm.testing.oracle import Oracle
+from tinyllm.testing.subject import Subject
+from tinyllm.testing.trace import Op
+
+
+class Caller:
+    """Makes the calls, overwrites every array that was passed or returned, and looks at the cache (law 12).
+
+    Attributes:
+        subject: what is called.
+        cache: the one that the last `new` made.
+        offers: the subject's capabilities, and the extensions of this cache.
+        passed: K and V `[H, T, D]` of the last append.
+        scalars: how many values of the pattern have been stored since `new`.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.cache: Any = None
+        self.offers: frozenset[str] = frozenset(subject.capabilities)
+        self.passed: tuple[Values, Values]
+        self.scalars = 0
+        self._answers = Answers()
+
+    def new(self, sizes: tuple[int | float, ...], *, keep: bool) -> BaseException | None:
+        """Make a cache; what was raised. One that should have been refused is not kept."""
+        cache, error = attempt(lambda: self.subject(*sizes))
+        if error is None and keep:
+            self.cache, self.scalars = cache, 0
+            self.offers = self.subject.capabilities | extensions(cache)
+        return error
+
+    def call(self, op: Op, config: Config) -> BaseException | None:
+        """Make any other call; what was raised."""
+        if op.name == "append":
+            return self._append(op, config)
+        method = OPERATIONS[op.name].method
+        with rounding_told(op.name):
+            return attempt(lambda cache: getattr(cache, method)(*op.args), self.cache)[1]
+
+    def _append(self, op: Op, config: Config) -> BaseException | None:
+        k, v = trace.values(op, self.scalars, config)
+        self.passed = k.copy(), v.copy()  # what becomes of the others is the cache's doing
+        given = FORMS[op.form].make(k, v) if op.form else (k, v)
+        left = image(given[0]), image(given[1])
+        with rounding_told("append"):
+            _, error = attempt(lambda cache: cache.append(op.args[0], op.args[1], *given), self.cache)
+        if (image(given[0]), image(given[1])) != left:
+            raise LawBroken(12, "arguments", f"'{op}' leaves K and V as they were", "it wrote into them")
+        for array in given:
+            scribble(array, JUNK)
+        return error
+
+    def stored(self, op: Op) -> None:
+        """The values of an append have been stored: the pattern goes on after them."""
+        self.scalars += self.passed[0].size if op.data is None else 0
+
+    def counts(self, oracle: Oracle) -> View:
+        """A look at tables, lengths and counts. Raises LawBroken for an answer of the wrong kind."""
+        return look_at_counts(self.cache, oracle, self.offers, self._answers)
+
+    def contents(self, oracle: Oracle, counts: View) -> View:
+        """The rest of that look. Raises LawBroken as well."""
+        return look_at_contents(self.cache, oracle, self.offers, self._answers, counts)
+
+    def wrong_need(self, op: Op, price: int) -> LawBroken | None:
+        """What is wrong with what `blocks_needed` says of an append that is about to come, if anything."""
+        if {"blocks_needed", Capability.EXACT_COST} <= self.offers:
+            try:
+                check_need(self.cache, op.args, price)
+            except LawBroken as broken:
+                return broken
+        return None
+
+    def wrong_extension(self, view: View, config: Config) -> LawBroken | None:
+        """What is wrong with what the other extensions show, if anything."""
+        try:
+            check_extensions(self.cache, self.offers, view, config.block_size)
+        except LawBroken as broken:
+            return broken
+        return None
