@@ -16,7 +16,7 @@ PASS, WEAK, USAGE, BASELINE = range(4)
 
 Invoke = Callable[..., Any]
 APPEND = (
-    "        layer = as_layer(layer, self.n_layers)\n        table, lens = self._live(seq_id)\n        refs"
+    "        layer = as_layer(layer, self.n_layers)\n        table, lens = self._live(seq_id)\n        start"
 )
 INIT = '        self.num_blocks = as_size("num_blocks", num_blocks, 2**31 - 1)\n'
 WAITS = "import time\n        while True: time.sleep(1)\n"

@@ -135,7 +135,7 @@ def test_one_bug_whole(invoke: Invoke) -> None:
     assert "pytest --plant s06 " in done.stdout
     for line in bug.witness.strip().splitlines():
         assert f"  {line}\n" in done.stdout
-    assert "+        counts = zip(table, [refs[block] for block in table])\n" in done.stdout
+    assert "+        new_refs = zip(table, [refs[block] for block in table])\n" in done.stdout
 
 
 @pytest.mark.parametrize("bug", load_set("all"), ids=lambda bug: bug.id)

@@ -54,7 +54,7 @@ def test_the_same_in_a_pipe(tinyllm: Callable[..., Any], suite: Path) -> None:
 def test_what_a_survivor_does_is_revealed_if_asked(tinyllm: Callable[..., Any], suite: Path) -> None:
     done = tinyllm("grade", suite, "--bug", "s06", "--reveal")
     assert "what the code does wrong: a fork copies the table without taking references" in done.stdout
-    assert "\n+        counts = zip(table, [refs[block] for block in table])\n" in done.stdout
+    assert "\n+        new_refs = zip(table, [refs[block] for block in table])\n" in done.stdout
 
 
 def test_no_colour_where_none_is_wanted(on_terminal: OnTerminal, suite: Path) -> None:

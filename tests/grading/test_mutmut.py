@@ -143,7 +143,11 @@ def test_every_listed_change_applies_to_the_source_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", ["-lens[layer] = stop\n+lens[layer] = start", "-if need > len(free):\n+if need >= len(free):"]
+    "change",
+    [
+        "-lens[layer] = stop\n+lens[layer] = start",
+        "-if plan.need > len(self._free):\n+if plan.need >= len(self._free):",
+    ],
 )
 def test_a_change_that_a_trace_notices_is_no_equivalent(change: str) -> None:
     assert generic.noticed(change).startswith("a trace: law ")

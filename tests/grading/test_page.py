@@ -114,8 +114,8 @@ def test_what_a_survivor_says(weak: Grade, html: str, parsed: Page) -> None:
     assert f"s06 survives, killed 1/2 required {bug.title}" in text
     assert f"A test that catches it {bug.caught_by[0]} {bug.caught_by[1]}" in text
     assert "See it pytest --plant s06 'tests/my own' t.py" in text
-    assert "<del>-        counts = zip(table, [refs[block] + 1 for block in table])\n</del>" in html
-    assert "<ins>+        counts = zip(table, [refs[block] for block in table])\n</ins>" in html
+    assert "<del>-        new_refs = zip(table, [refs[block] + 1 for block in table])\n</del>" in html
+    assert "<ins>+        new_refs = zip(table, [refs[block] for block in table])\n</ins>" in html
     assert bug.witness.strip() in html
     assert "x2 timeout, killed 1/2" in text
     assert "What happened no end within 3 s" in text

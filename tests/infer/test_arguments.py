@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tinyllm.infer.arguments import as_chunk, as_integer, as_layer, as_size, told_tokens
+from tinyllm.infer.arguments import as_chunk, as_integer, as_layer, as_size, tokens_in_lists
 from tinyllm.infer.kvcache import CacheFull, KVCache
 from tinyllm.infer.paged import OutOfBlocks, PagedKVCache
 
@@ -164,7 +164,7 @@ LISTS = [[[1, 2]] * 7] * 3
     ],
 )
 def test_the_length_of_lists_is_told_before_they_are_arrays(k: Any, v: Any, told: int) -> None:
-    assert told_tokens(k, v, 3, 2) == told
+    assert tokens_in_lists(k, v, 3, 2) == told
 
 
 MANY = 2**18

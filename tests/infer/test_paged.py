@@ -310,6 +310,54 @@ def test_views_in_place_stay_read_only(cache: PagedKVCache) -> None:
     assert cache.seq_len(0) == 6
 
 
+def test_the_picture_of_an_append_is_what_happens() -> None:
+    text = str(PagedKVCache.append.__doc__)
+    rows = dict(line.split(maxsplit=1) for line in text.splitlines() if "table [" in line)
+    cache = PagedKVCache(8, 2, 1, 1, 1)
+    cache.add_seq(0)
+    letters = np.arange(8.0).reshape(1, 8, 1)
+    cache.append(0, 0, letters[:, :3], letters[:, :3])
+    cache.fork(0, 1)
+    assert rows["before"].startswith(f"table {cache.block_table(0).tolist()} ")
+    plan = cache._plan(cache._seqs[0].table, 3, 8)
+    said = ", ".join(f"{name} {value}" for name, value in plan._asdict().items())
+    assert f"plan    {said}\n" in text
+    cache.append(0, 0, letters[:, 3:], letters[:, 3:])
+    assert rows["after"].startswith(f"table {cache.block_table(0).tolist()} ")
+    assert cache.gather(0, 0)[0].ravel().tolist() == list(range(8))
+
+
+def test_a_drawing_has_a_character_a_block_and_64_a_line() -> None:
+    cache = PagedKVCache(66, 1, 1, 1, 1)
+    cache._refs = [0, 1, 2, 9, 10, 300, *[0] * 60]
+    _, *lines = cache.describe().splitlines(keepends=True)
+    assert lines == [f"       0  .#29++{'.' * 58}\n", "      64  ..\n"]
+
+
+def test_a_page_table_covers_the_length_and_no_more() -> None:
+    cache = PagedKVCache(16, 2, 2, 1, 1)
+    for seq, length in enumerate([5, 4, 0, 1, 2]):
+        cache.add_seq(seq)
+        if seq == 1:  # a layer that is ahead
+            cache.append(seq, 1, np.ones((1, 7, 1)), np.ones((1, 7, 1)))
+        if length:
+            cache.append(seq, 0, np.ones((1, length, 1)), np.ones((1, length, 1)))
+    indptr, indices, last_page_len = cache.page_table(range(5), 0)
+    tables = [cache.block_table(seq).tolist() for seq in range(5)]
+    assert len(tables[1]) == 4
+    assert indptr.tolist() == [0, 3, 5, 5, 6, 7]
+    assert indices.tolist() == tables[0] + tables[1][:2] + tables[3] + tables[4]
+    assert last_page_len.tolist() == [1, 2, 0, 1, 2]
+
+
+def test_blocks_of_a_sequence_that_grows_alone_are_one_run() -> None:
+    """The reference hands out new blocks in their order; other caches may do as they like."""
+    cache = PagedKVCache(8, 2, 1, 2, 3)
+    cache.add_seq(0)
+    cache.append(0, 0, np.ones((2, 7, 3)), np.ones((2, 7, 3)))
+    assert [k.shape for k, _ in cache.gather_runs(0, 0)] == [(2, 7, 3)]
+
+
 def test_the_books_take_as_much_as_the_docstring_says() -> None:
     tracemalloc.start()
     try:

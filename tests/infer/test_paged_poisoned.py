@@ -14,7 +14,7 @@ from tinyllm.testing.power import factory_of
 from tinyllm.testing.profiles import profile
 
 FEW = settings(profile("ci"), max_examples=40, phases=(Phase.generate,))
-CLEARS = "pool[:, :, self._slots(a, b - a)] = 0"
+CLEARS = "pool[:, :, self._slots(first, stop - first)] = 0"
 
 
 class Zeroed(CacheMachine):

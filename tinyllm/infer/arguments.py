@@ -1,6 +1,6 @@
-"""What both caches ask of their arguments (law 15): one place, so that both refuse alike.
+"""What both caches require of their arguments (law 15), in one place, so that both refuse alike.
 
-Each function returns its argument in the one form the caches work with, or raises an error that names the
+Each function returns its argument in the form that the caches work with, or raises an error that names the
 value and the bound. None of them looks at a cache, so a refused call has changed nothing (law 10).
 """
 
@@ -39,11 +39,11 @@ def as_layer(layer: Any, n_layers: int) -> int:
     return index
 
 
-def told_tokens(k: Any, v: Any, n_kv_heads: int, d_head: int) -> int:
-    """T, if it can be told from the lengths of nested lists alone; 0 if not, and for arrays.
+def tokens_in_lists(k: Any, v: Any, n_kv_heads: int, d_head: int) -> int:
+    """T, if the lengths of nested lists give it; 0 if they do not, and for arrays.
 
-    Lists take long to become arrays, which may be far larger than they are, for a list can hold one thing
-    many times. So an append of lists is priced first. What has to be asked for its values is not priced here.
+    A list can hold one object many times, so the array of a small list may be huge. So an append of lists is
+    priced before they become arrays. An object with `__array__` has no price yet, and gives 0.
     """
     if isinstance(k, np.ndarray) and isinstance(v, np.ndarray):
         return 0  # their shapes cost nothing
@@ -61,7 +61,7 @@ def as_chunk(k: Any, v: Any, n_kv_heads: int, d_head: int, dtype: DTypeLike | No
     """K and V of one chunk as arrays `[n_kv_heads, T, d_head]`, integers or floats; T may be 0 here.
 
     With a `dtype`, a value is rounded once, by NumPy's cast, without a warning (law 3): overflow becomes an
-    infinity. Without, the arrays are as they came, and nothing is copied that was an array.
+    infinity. Without one, an array comes back as it is, uncopied.
     The arrays may share memory with the arguments: write them before control returns to the caller.
 
     Raises:
@@ -74,8 +74,9 @@ def as_chunk(k: Any, v: Any, n_kv_heads: int, d_head: int, dtype: DTypeLike | No
         array = np.asarray(given)
         if array.dtype.kind not in "iuf":
             raise TypeError(f"{name} must hold integers or floats, not {array.dtype}")
-        if array.ndim != 3 or array.shape[0] != n_kv_heads or array.shape[2] != d_head:
-            raise ValueError(f"{name} has shape {array.shape}; it must be [{n_kv_heads}, T, {d_head}]")
+        shape = array.shape
+        if len(shape) != 3 or shape[0] != n_kv_heads or shape[2] != d_head:
+            raise ValueError(f"{name} has shape {shape}; it must be [{n_kv_heads}, T, {d_head}]")
         arrays.append(array)
     if arrays[0].shape != arrays[1].shape:
         raise ValueError(f"k has shape {arrays[0].shape} but v has {arrays[1].shape}; they must be equal")

@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from tinyllm.infer.arguments import as_chunk, as_integer, as_layer, as_size, told_tokens
+from tinyllm.infer.arguments import as_chunk, as_integer, as_layer, as_size, tokens_in_lists
 from tinyllm.infer.memory import read_only
 
 
@@ -75,7 +75,7 @@ class KVCache:
             ValueError: an empty chunk, a wrong shape, or K and V that differ.
             TypeError: a layer that is no integer; values that are neither integers nor floats.
         """
-        if told := told_tokens(k, v, self.n_kv_heads, self.d_head):
+        if told := tokens_in_lists(k, v, self.n_kv_heads, self.d_head):
             self._stop(layer, told)  # refused before lists become arrays
         k, v = as_chunk(k, v, self.n_kv_heads, self.d_head)
         tokens = as_size("T", k.shape[1])

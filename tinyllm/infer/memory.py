@@ -60,36 +60,46 @@ def read_only(array: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(array.data.toreadonly())
 
 
+def blocks_for(length: int, block_size: int) -> int:
+    """How many blocks of `block_size` positions hold `length` positions: `ceil(length / block_size)`."""
+    return -(-length // block_size)
+
+
+def consecutive(blocks: Sequence[int]) -> bool:
+    """Whether each block id is the one before it plus 1; true of no blocks."""
+    return not blocks or blocks == [*range(blocks[0], blocks[0] + len(blocks))]
+
+
 def runs(blocks: Sequence[int]) -> list[tuple[int, int]]:
     """Split block ids, in order, into runs of consecutive ids: `[4, 5, 6, 2]` gives `[(4, 7), (2, 3)]`."""
     if not blocks:
         return []
-    if blocks == [*range(blocks[0], blocks[0] + len(blocks))]:  # most often, and found out quickly
+    if consecutive(blocks):  # the usual case, and the quicker test
         return [(blocks[0], blocks[0] + len(blocks))]
-    ends = [i for i in range(1, len(blocks)) if blocks[i] != blocks[i - 1] + 1]
-    return [(blocks[a], blocks[b - 1] + 1) for a, b in pairwise([0, *ends, len(blocks)])]
+    starts = [i for i in range(1, len(blocks)) if blocks[i] != blocks[i - 1] + 1]
+    return [(blocks[a], blocks[b - 1] + 1) for a, b in pairwise([0, *starts, len(blocks)])]
 
 
 def views(
-    k: Half, v: Half, layer: int, blocks: Sequence[int], length: int, size: int
+    k: Half, v: Half, layer: int, blocks: Sequence[int], length: int, block_size: int
 ) -> list[tuple[Half, Half]]:
     """The first `length` positions that `blocks` hold, in place: a pair of views for each run.
 
     Args:
         k: the pool's K `[L, H, slots, D]`; read-only, so that its views are.
-        v: its V, likewise.
+        v: the pool's V, likewise.
         layer: in `[0, L)`.
-        blocks: ids of blocks of `size` positions, in position order; more than the length needs are left out.
+        blocks: block ids in position order; blocks past the length are ignored.
         length: positions, at least 0.
-        size: positions in a block.
+        block_size: positions in a block.
 
     Returns:
         Pairs of K and V, `[H, n, D]`, in position order.
     """
-    found = []
-    for first, last in runs(blocks[: -(-length // size)]):
-        start = first * size
-        stop = min(last * size, start + length)
-        found.append((k[layer, :, start:stop], v[layer, :, start:stop]))
-        length -= stop - start
-    return found
+    pairs = []
+    for first_block, stop_block in runs(blocks[: blocks_for(length, block_size)]):
+        first_slot = first_block * block_size
+        stop_slot = min(stop_block * block_size, first_slot + length)
+        pairs.append((k[layer, :, first_slot:stop_slot], v[layer, :, first_slot:stop_slot]))
+        length -= stop_slot - first_slot
+    return pairs
