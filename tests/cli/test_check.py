@@ -75,7 +75,7 @@ def test_a_file_that_cannot_be_used(invoke: Invoke, paged: Any, text: str, said:
         ),
         (APPEND, "        raise NotImplementedError\n        refs", "Next: write append."),
         ("[refs[block] + 1 for block in table]", "[refs[block] for block in table]", "law 8, copy on write"),
-        ("len(shared) + max", "len(sharde) + max", "NameError: name 'sharde' is not defined"),
+        ("len(shared) + new", "len(sharde) + new", "NameError: name 'sharde' is not defined"),
         (APPEND, "        import sys; sys.exit(3)\n        refs", "SystemExit: 3"),
         (
             APPEND,

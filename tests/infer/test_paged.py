@@ -327,13 +327,6 @@ def test_the_picture_of_an_append_is_what_happens() -> None:
     assert cache.gather(0, 0)[0].ravel().tolist() == list(range(8))
 
 
-def test_a_drawing_has_a_character_a_block_and_64_a_line() -> None:
-    cache = PagedKVCache(66, 1, 1, 1, 1)
-    cache._refs = [0, 1, 2, 9, 10, 300, *[0] * 60]
-    _, *lines = cache.describe().splitlines(keepends=True)
-    assert lines == [f"       0  .#29++{'.' * 58}\n", "      64  ..\n"]
-
-
 def test_a_page_table_covers_the_length_and_no_more() -> None:
     cache = PagedKVCache(16, 2, 2, 1, 1)
     for seq, length in enumerate([5, 4, 0, 1, 2]):

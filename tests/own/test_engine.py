@@ -1,5 +1,6 @@
 """What engines ask beyond the ten methods: admission, rollback, page tables, books, runs (laws 16-20)."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -221,6 +222,18 @@ def test_the_pool_is_drawn() -> None:
     drawn = "".join(".#2"[holders.count(block)] for block in range(8))
     assert sorted(drawn) == sorted("22##....")
     assert cache.describe() == f"<PagedKVCache: 4 of 8 blocks free, 3 sequences>\n       0  {drawn}\n"
+
+
+def test_a_drawing_has_a_character_a_block_and_64_a_line() -> None:
+    cache = PagedKVCache(66, 1, 1, 1, 1)
+    cache._refs = [0, 1, 2, 9, 10, 300, *[0] * 60]
+    assert cache.describe().partition("\n")[2] == f"       0  .#29++{'.' * 58}\n      64  ..\n"
+
+
+def test_a_cache_is_neither_copied_nor_pickled() -> None:
+    said = "a PagedKVCache can be neither copied nor pickled, for its pool is its own; fork a sequence, or"
+    with pytest.raises(TypeError, match=f"^{said} append what gather returns to another cache$"):
+        copy.copy(made())
 
 
 def test_closed_means_closed() -> None:
