@@ -75,8 +75,8 @@ class KVCache:
             ValueError: an empty chunk, a wrong shape, or K and V that differ.
             TypeError: a layer that is no integer; values that are neither integers nor floats.
         """
-        if told := tokens_in_lists(k, v, self.n_kv_heads, self.d_head):
-            self._stop(layer, told)  # refused before lists become arrays
+        if tokens := tokens_in_lists(k, v, self.n_kv_heads, self.d_head):
+            self._stop(layer, tokens)  # refuse before lists become arrays
         k, v = as_chunk(k, v, self.n_kv_heads, self.d_head)
         tokens = as_size("T", k.shape[1])
         layer = as_layer(layer, self.n_layers)

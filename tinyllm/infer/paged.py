@@ -185,19 +185,19 @@ class PagedKVCache:
         return [copy_of.get(block, block) for block in plan.blocks] + fresh
 
     def _write(self, layer: int, blocks: list[int], slot: int, k: NDArray[Any], v: NDArray[Any]) -> None:
-        """Write a chunk into one layer of `blocks`, from a slot of the first of them on [3]."""
-        size, tokens, done = self.block_size, k.shape[1], 0
+        """Write a chunk into one layer of `blocks`, from a slot of the first block on [3]."""
+        size, tokens, first_token = self.block_size, k.shape[1], 0
         with np.errstate(all="ignore"):  # the assignments round
-            for first, stop in runs(blocks):
-                first_slot = first * size + slot
-                stop_slot = min(stop * size, first_slot + tokens - done)
-                now = done + stop_slot - first_slot
-                self._k[layer, :, first_slot:stop_slot] = k[:, done:now]
-                self._v[layer, :, first_slot:stop_slot] = v[:, done:now]
-                slot, done = 0, now
+            for first_block, stop_block in runs(blocks):
+                first_slot = first_block * size + slot
+                stop_slot = min(stop_block * size, first_slot + tokens - first_token)
+                stop_token = first_token + stop_slot - first_slot
+                self._k[layer, :, first_slot:stop_slot] = k[:, first_token:stop_token]
+                self._v[layer, :, first_slot:stop_slot] = v[:, first_token:stop_token]
+                slot, first_token = 0, stop_token
 
     def _take(self, table: list[int], plan: _Plan, blocks: list[int]) -> None:
-        """Put claimed blocks into the table, and take them off the free list; let go of the originals [6]."""
+        """Put claimed blocks into the table, and take them off the free list; release the originals [6]."""
         refs, free = self._refs, self._free
         pops = repeat(None, plan.need)
         new_refs = zip(plan.shared, [refs[block] - 1 for block in plan.shared])
