@@ -1,19 +1,20 @@
 """Causal attention with grouped queries on a cache, for a prompt or a single new position, two ways.
 
 `gathered` asks the cache for K and V as two arrays and works on them whole. `in_place` reads the cache's own
-memory, a tile of positions at a time, through *runs*: what lies together in the pool is one view, and not
-copied. Its softmax is that of Milakov and Gimelshein, "Online normalizer calculation for softmax": a tile is
-weighed against the highest score so far, and what came before is scaled down when a higher one turns up. The
-two agree within the rounding of float32.
+memory, a tile of positions at a time, through *runs*: consecutive blocks are one view, uncopied. Its softmax
+is that of Milakov and Gimelshein, "Online normalizer calculation for softmax": weights are relative to the
+highest score so far, and a higher score scales the earlier sums down. The two agree within the rounding of
+float32.
 
-Tiles begin at every `TILE`-th position, wherever the runs do. So `in_place` gives, as `gathered` does, equal
-results, bit for bit, for any two caches that hold the same numbers.
+Tiles begin at every `TILE`-th position, wherever the runs begin. So `in_place`, like `gathered`, gives equal
+results, bit for bit, on any two caches that hold the same numbers.
 
 Shapes: H query heads of D dimensions; G key/value heads, each serving `H // G` query heads that follow one
 another; n cached positions, of which the T queries are the last: query t sees those up to `n - T + t`.
 
-What is not finite follows IEEE 754, without a warning, and only for queries that see it: a NaN or +inf among
-the scores makes a result NaN; a NaN or an infinity among the values makes its own dimension NaN or infinite.
+Values that are not finite follow IEEE 754, without a warning, and affect only queries that see them: a NaN or
++inf among the scores makes a result NaN; a NaN or an infinity among the values makes its own dimension NaN or
+infinite.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,12 +27,12 @@ Array = NDArray[np.float32]
 Run = tuple[NDArray[Any], NDArray[Any]]  # K and V of positions that lie together, `[G, n_i, D]`
 
 TILE = 1024  # positions: 768 KiB of float32 with 3 heads of 64 dimensions
-QUERIES = 256  # of a prompt at a time: scores of more no longer fit into the processor's caches
-FEW = 4096  # values up to which NumPy's cast is the faster way from float16; measured on x86-64
+QUERIES = 256  # of a prompt at a time: the scores of more queries exceed the processor's caches
+FEW = 4096  # values; for no more than these, NumPy's cast from float16 is faster (measured on x86-64)
 
 
 class Cache(Protocol):
-    """What attention asks of the cache of one sequence. It may have `gather_runs`, as `PagedSequence` has."""
+    """What attention needs of one sequence's cache; `gather_runs`, as in `PagedSequence`, is optional."""
 
     def gather(self, layer: int) -> Run:
         """K and V of one layer, `[G, n, D]`, in position order."""
@@ -99,7 +100,7 @@ def dense(q: Array, k: NDArray[Any], v: NDArray[Any]) -> Array:
         mixed: Array = (scores.reshape(groups, -1, n) @ as_float32(v)).reshape(q.shape)
     if tokens == 1 or np.isfinite(mixed).all():
         return mixed
-    # What is not finite times a weight of 0 is NaN: queries that do not see it must not multiply it either.
+    # 0 * inf is NaN: queries must not multiply a value that they do not see, even by a weight of 0.
     half = tokens // 2
     seen = n - tokens + half
     early = dense(q[:, :half], k[:, :seen], v[:, :seen])
@@ -153,7 +154,7 @@ def _tiled(q: Array, runs: Sequence[Run], n: int) -> Array:
 
 
 def _parts(tokens: int, n: int) -> Iterator[tuple[int, int, int]]:
-    """Of the last `tokens` of n positions: from which to which query, and how many positions these see."""
+    """Split the last `tokens` of n positions: the first query, the one past the last, the positions seen."""
     for start in range(0, tokens, QUERIES):
         stop = min(start + QUERIES, tokens)
         yield start, stop, n - tokens + stop
@@ -175,11 +176,11 @@ def _tiles(runs: Sequence[Run], n: int) -> Iterator[Run]:
 
 
 def as_float32(x: NDArray[Any]) -> Array:
-    """`x` as float32: in every bit what `astype` gives, but faster from float16; `x` itself if it is float32.
+    """`x` as float32: bit for bit what `astype` gives, but faster from float16; `x` itself if it is float32.
 
-    NumPy casts float16 one value after the other. Here the bits are moved to where float32 has them, the sign
-    to the top and the rest up by 13. That leaves the exponent 112 too low, which a multiplication mends:
-    exactly, for subnormals as well, but not for infinities and NaN, which are looked for first.
+    NumPy casts float16 one value after the other. This function moves the bits to their places in float32:
+    the sign to the top, the rest up by 13. The exponent is then 112 too low, and a multiplication corrects
+    it: exactly, even for subnormals, but not for infinities and NaN, which `astype` casts.
     """
     if x.dtype != np.float16 or x.size <= FEW:
         return x.astype(np.float32, copy=False)
@@ -202,7 +203,7 @@ def _scores(queries: Array, keys: Array, tokens: int) -> Array:
 
 
 def _hide_future(scores: Array, start: int, first: int) -> None:
-    """Set scores `[..., T, n]` of what a query, from `first`, does not see, from `start`, to -inf."""
+    """Set scores `[..., T, n]` of unseen positions to -inf; query 0 is `first`, and key 0 `start`."""
     tokens, width = scores.shape[2:]
     ahead = max(first + 1 - start, 0)  # columns that all queries see
     if tokens > 1 and ahead < width:

@@ -1,25 +1,26 @@
 """How much memory a KV cache takes, how many blocks a pool needs, and what a pool in use wastes.
 
 Sizes are those of `PagedKVCache`: B positions in a block, L layers, H key/value heads of D dimensions. Memory
-is counted in bytes of K and V together. The books of a pool come on top: 48 bytes a block, held or free, and
-8 for each entry of a table. A size below 1 is a ValueError, one that is no integer a TypeError, as for the
-caches.
+is counted in bytes of K and V together. A pool's bookkeeping takes 48 bytes a block more, held or free, and 8
+for each entry of a table. As for the caches, a size below 1 raises ValueError, and one that is not an integer
+TypeError.
 """
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from tinyllm.infer.arguments import as_integer, as_size
+from tinyllm.infer.memory import blocks_for
 from tinyllm.infer.paged import PagedKVCache
 
 FLOAT16 = 2  # bytes of a value
 
 
 class Waste(NamedTuple):
-    """Memory of blocks that are held, but of slots that no position fills."""
+    """Memory of the slots in held blocks that no position fills."""
 
     bytes: int
-    share: float  # of the memory of all blocks held, in [0, 1]; 0 if none is
+    share: float  # of the memory of all held blocks, in [0, 1]; 0 if no block is held
 
 
 def bytes_per_token(n_layers: int, n_kv_heads: int, d_head: int, itemsize: int = FLOAT16) -> int:
@@ -41,15 +42,15 @@ def bytes_per_block(
 def blocks_for_budget(
     budget: int, block_size: int, n_layers: int, n_kv_heads: int, d_head: int, itemsize: int = FLOAT16
 ) -> int:
-    """How many blocks fit into `budget` bytes, at least 1: what a pool can be made of; 0 if not even one."""
+    """How many blocks fit into `budget` bytes, which is at least 1; 0 if not one fits."""
     return as_size("budget", budget) // bytes_per_block(block_size, n_layers, n_kv_heads, d_head, itemsize)
 
 
 def blocks_for_lengths(lengths: Iterable[int], block_size: int) -> int:
-    """How many blocks hold sequences of these lengths, in positions, that share nothing.
+    """How many blocks hold sequences of these lengths, in positions, that share no block.
 
     Raises:
-        ValueError: a length below 0. TypeError: one that is no integer.
+        ValueError: a length is below 0. TypeError: a length is not an integer.
     """
     block_size = as_size("block_size", block_size)
     blocks = 0
@@ -57,18 +58,18 @@ def blocks_for_lengths(lengths: Iterable[int], block_size: int) -> int:
         n = as_integer("length", length)
         if n < 0:
             raise ValueError(f"length is {n}; it must be at least 0")
-        blocks += -(-n // block_size)
+        blocks += blocks_for(n, block_size)
     return blocks
 
 
 def waste(cache: PagedKVCache, seq_ids: Iterable[int]) -> Waste:
-    """What the blocks of these sequences hold but do not fill, now: the ends of last blocks, layers that lag.
+    """What the blocks of these sequences leave unfilled: the ends of last blocks, and layers that lag.
 
-    A slot is counted for each layer. A block that several of the sequences share is counted once, and a slot
-    in it is filled if any of them fills it. Blocks that only other sequences hold are not counted.
+    A slot counts once for each layer. A block that several of the sequences share counts once, and a slot in
+    it is filled if any of them fills it. Blocks that only other sequences hold do not count.
 
     Args:
-        cache: the pool, which is only read.
+        cache: the pool; the call only reads it.
         seq_ids: live sequences; one named twice counts once.
 
     Raises:
