@@ -41,7 +41,7 @@ def test_a_planted_bug_fails_the_tests(
     done = run("--plant", "s05", path, *more)
     assert done.returncode == 1, done.stdout
     assert "4 failed" in done.stdout
-    assert "for a, b in [(block, block + 1) for block in blocks]:" in done.stdout
+    assert "for first_block, stop_block in [(block, block + 1) for block in blocks]:" in done.stdout
     assert list((tmp_path / "temporary").glob("tinyllm-*")) == []
     assert run(path).returncode == 0
 
