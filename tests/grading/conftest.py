@@ -1,19 +1,26 @@
-"""Suites written on the spot, graded in this process (`grade`) or by the command (`tinyllm`)."""
+"""Suites written on the spot: graded (`grade`; by the command: `invoke`, `tinyllm`), or run (`kills`)."""
 
 import os
 import subprocess
+import sys
 import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
+from typer.testing import Result as Done
 
+from tinyllm.cli.app import app
 from tinyllm.grading import bugs
 from tinyllm.grading.grade import Grader
+from tinyllm.grading.plant import Target
 from tinyllm.grading.verdict import Grade, GradeError, Result, Trial
-from tinyllm.grading.worker import Failure, Outcome
+from tinyllm.grading.worker import Failure, Job, Outcome
+from tinyllm.grading.worker import run as once
+from tinyllm.jobs.process import call
 
 PRELUDE = """
 import numpy as np
@@ -83,6 +90,48 @@ def grade(suite: Callable[..., Path]) -> Callable[..., Verdict]:
         return Verdict(found.code, "\n".join(found.reasons), found)
 
     return run
+
+
+@pytest.fixture
+def kills(suite: Callable[..., Path]) -> Callable[..., set[str]]:
+    """Two runs of a suite, each whole, and no verdict: the tests that fail with a bug, by their names.
+
+    On clean code none may fail, and the module has to be put to use.
+    """
+    known = {bug.id: bug for bug in bugs.load_set("all")}
+
+    def run(
+        tests: str | Mapping[str, str] | None, bug: str = "s02", target: Target | None = None
+    ) -> set[str]:
+        clean = target or bugs.reference()
+        path = "tests" if tests is None else str(suite(tests))
+        planted = clean.with_source(known[bug].apply(clean.source))
+        outcomes = []
+        for one in (clean, planted):
+            ended = call(once, Job((path,), one, 0, keep_going=True), timeout=120)
+            assert (ended.how, ended.value and ended.value.broken) == ("done", ""), ended
+            outcomes.append(ended.value)
+        assert (outcomes[0].kills + outcomes[0].excused, outcomes[0].used) == ([], True)
+        return {kill.test.rpartition("::")[2] for kill in outcomes[1].kills}
+
+    return run
+
+
+@pytest.fixture
+def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Done]]:
+    """Runs `tinyllm` in this process, in `cwd`; what it imports from the test's own folder is forgotten."""
+    for name in set(os.environ) - set(clean_environment()):
+        if not name.startswith("PYTEST"):
+            monkeypatch.delenv(name)
+
+    def run(*arguments: object, cwd: Path = tmp_path) -> Done:
+        monkeypatch.chdir(cwd)
+        return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+    yield run
+    for name, module in list(sys.modules.items()):
+        if str(tmp_path) in str(getattr(module, "__file__", "") or ""):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 PASS, WEAK, USAGE, BASELINE = range(4)
 CHILD = """
 import numpy as np
@@ -46,15 +44,17 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("text", WAYS.values(), ids=WAYS)
-def test_started_in_this_way(grade: Callable[..., Any], text: str) -> None:
-    files = {"test_it.py": text, "child.py": CHILD, "pytest.ini": "[pytest]\npythonpath = .\n"}
-    verdict = grade(files, "s02")
-    assert (verdict.code, verdict.statuses) == (PASS, {"s02": "killed"}), verdict
-    assert verdict.grade.missed == ()
+def test_in_whichever_way_they_are_started(kills: Callable[..., Any]) -> None:
+    files = {
+        f"test_{number}.py": text.replace("test()", f"test_{number}()")
+        for number, text in enumerate(WAYS.values())
+    }
+    settings = {"child.py": CHILD, "pytest.ini": "[pytest]\npythonpath = .\n"}
+    missing = files.keys() - {f"{name}.py" for name in kills(files | settings)}
+    assert [list(WAYS)[int(name[5:-3])] for name in missing] == []
 
 
-def test_the_sitecustomize_that_ours_hides_is_run(grade: Callable[..., Any]) -> None:
+def test_the_sitecustomize_that_ours_hides_is_run(kills: Callable[..., Any]) -> None:
     """It is the module of that name, and ours is not on the path."""
     text = started(
         "[sys.executable, '-c', 'import os, sitecustomize, sys; "
@@ -66,8 +66,7 @@ def test_the_sitecustomize_that_ours_hides_is_run(grade: Callable[..., Any]) -> 
     files = {"test_it.py": text, "child.py": CHILD, "hidden/sitecustomize.py": hidden}
     more = "os.environ['PYTHONPATH'] += os.pathsep + str(HERE / 'hidden')"
     files["test_it.py"] = text.replace("\ndef test()", f"{more}\ndef test()", 1)
-    verdict = grade(files, "s02")
-    assert (verdict.code, verdict.statuses) == (PASS, {"s02": "killed"}), verdict
+    assert kills(files) == {"test"}
 
 
 MISSED = {
@@ -81,17 +80,20 @@ MISSED = {
 }
 
 
-@pytest.mark.parametrize(("command", "reason"), MISSED.values(), ids=MISSED)
-def test_a_process_without_it_is_named(grade: Callable[..., Any], command: str, reason: str) -> None:
+def test_a_process_without_it_is_named(grade: Callable[..., Any]) -> None:
     """What else the tests do kills nothing here: the bug seems to survive, and the report says why."""
     code = "CODE = 'print((1, 1, 1))  # a cache would be the clean one'"
-    files = {"test_it.py": started(command, code) + "\ndef test_here(): child.shape()", "child.py": CHILD}
-    files["test_it.py"] = "import sys; sys.path.insert(0, 'TMP/suite')\nimport child\n" + files["test_it.py"]
-    verdict = grade(files, "s02")
+    files = {
+        f"test_{number}.py": started(command, code) for number, (command, _) in enumerate(MISSED.values())
+    }
+    here = "import sys; sys.path.insert(0, 'TMP/suite')\nimport child\ndef test_here(): child.shape()"
+    verdict = grade({**files, "child.py": CHILD, "test_here.py": here}, "s02")
     assert verdict.statuses == {"s02": "survived"}
-    (missed,) = verdict.grade.missed
-    assert missed.endswith(f": {reason}")
-    assert "a cache would be the clean one" in missed
+    missed = verdict.grade.missed
+    assert sorted(one.rpartition(": ")[2] for one in missed) == sorted(
+        reason for _, reason in MISSED.values()
+    )
+    assert all("a cache would be the clean one" in one for one in missed)
 
 
 def test_where_every_use_is_in_such_a_process_there_is_no_verdict(grade: Callable[..., Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 BASELINE = 3
-BUGS = [f"s{number:02}" for number in range(1, 14)]
+BUGS = [f"s{number:02}" for number in range(1, 8)]
 
 EVERY = """
 PRELUDE
@@ -23,17 +23,18 @@ def test_counted():
 Grade = Callable[..., Any]
 
 
-@pytest.mark.parametrize(("every", "jobs"), [(2, 1), (2, 2), (3, 1)])
+@pytest.mark.parametrize(("every", "jobs"), [(2, 2), (3, 1)])
 def test_what_fails_every_other_run_is_refused(grade: Grade, every: int, jobs: int) -> None:
     """Every second time, the first clean runs see it; every third time, a kill that does not happen again.
 
     Side by side, which run is the third is a matter of chance: so one after another there.
     """
-    verdict = grade(EVERY.format(every=every), *BUGS[:6], jobs=jobs)
+    verdict = grade(EVERY.format(every=every), jobs=jobs)
     assert (verdict.code, verdict.grade) == (BASELINE, None)
     assert "flaky" in verdict.message
 
 
+@pytest.mark.long
 def test_with_a_test_that_kills_as_well_it_is_refused_all_the_same(grade: Grade) -> None:
     killer = "PRELUDE\ndef test_killer(): assert not has_s02()"
     files = {"test_a.py": EVERY.format(every=3), "test_b.py": killer}
@@ -42,11 +43,11 @@ def test_with_a_test_that_kills_as_well_it_is_refused_all_the_same(grade: Grade)
 
 
 def test_what_fails_so_rarely_that_no_clean_run_sees_it_kills_nothing(grade: Grade) -> None:
-    """Runs 1 and 2 are clean, run 13 is s11's; what would confirm it comes after the runs of all bugs."""
-    verdict = grade(EVERY.format(every=13), *BUGS, jobs=1)
+    """Runs 1 and 2 are clean, run 9 is s07's; eight more would confirm it, and end the grade."""
+    verdict = grade(EVERY.format(every=9), *BUGS, jobs=1)
     assert set(verdict.statuses.values()) == {"survived"}
     (failed,) = [r for r in verdict.grade.results if any(trial.unsteady for trial in r.trials)]
-    assert failed.bug.id == "s11"
+    assert failed.bug.id == "s07"
     assert "failed, but not again without failing on clean code too: " in failed.trials[0].note
     assert verdict.grade.score == 0
 
@@ -91,6 +92,7 @@ def test_draws(n):
 """
 
 
+@pytest.mark.long
 def test_trials_draw_different_programs_under_ci_too(
     suite: Callable[..., Path], tinyllm: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -99,16 +101,6 @@ def test_trials_draw_different_programs_under_ci_too(
     assert done.returncode == 1, done.stderr
     drawn = [path.read_text(encoding="utf-8") for path in tmp_path.glob("drawn-*")]
     assert sorted(drawn.count(one) for one in set(drawn)) == [2, 3]  # and clean once more at the end
-
-
-def test_under_ci_there_is_no_deadline(suite: Callable[..., Path], tinyllm: Callable[..., Any]) -> None:
-    """As Hypothesis has it there: nothing but the randomness is turned on again."""
-    text = (
-        "PRELUDE\nimport time\nfrom hypothesis import given, settings, strategies as st\n"
-        "@settings(max_examples=1)\n@given(st.integers())\ndef test(n):\n    time.sleep(0.3)\n"
-        "    assert not has_s02()"
-    )
-    assert tinyllm("grade", suite(text), "--bug", "s02", CI="1").returncode == 0
 
 
 KEEPS = """

@@ -141,6 +141,24 @@ def project(suite: Write, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
 @pytest.mark.parametrize(("impl", "imports", "files"), SHAPES.values(), ids=SHAPES)
 def test_bugs_are_planted_in_place_of_it(
+    project: Callable[..., Path],
+    kills: Callable[..., set[str]],
+    impl: str,
+    imports: str,
+    files: dict[str, str],
+) -> None:
+    project(imports, files)
+    assert kills(None, "s10", located(impl, ["tests"])) == {"test_refused"}
+
+
+@pytest.mark.parametrize(
+    ("impl", "imports", "files"),
+    [
+        pytest.param(*one, id=name, marks=() if name == "a file" else pytest.mark.long)
+        for name, one in SHAPES.items()
+    ],
+)
+def test_tests_of_it_are_graded(
     project: Callable[..., Path], impl: str, imports: str, files: dict[str, str]
 ) -> None:
     project(imports, files)

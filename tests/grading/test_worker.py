@@ -1,55 +1,102 @@
 """One run of a suite, from within: in a process that is allowed to end by itself, which `Grader` forbids."""
 
+import contextlib
 import importlib.util
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-RUN = """
-import dataclasses, json, sys
+SERVER = """
+import dataclasses, importlib, json, os, sys, tempfile
 from tinyllm.grading import bugs, plant
 from tinyllm.grading.worker import Job, run
+from tinyllm.jobs.process import PRELOAD
 
-path, bug, seed, keep_going, report = json.loads(sys.argv[1])
-target = bugs.reference()
-if bug:
-    planted = {known.id: known for known in bugs.load_set("all")}[bug]
-    target = target.with_source(planted.apply(target.source))
-try:
-    outcome = dataclasses.asdict(run(print, Job((path,), target, seed, keep_going)))
-except BaseException as error:
-    outcome = {"raised": f"{type(error).__name__}: {error}"}
-with open(report, "w") as file:
-    json.dump(outcome, file)
+for name in PRELOAD:
+    importlib.import_module(name)
+
+def work(path, bug, seed, keep_going, report):
+    target = bugs.reference()
+    if bug:
+        planted = {known.id: known for known in bugs.load_set("all")}[bug]
+        target = target.with_source(planted.apply(target.source))
+    try:
+        outcome = dataclasses.asdict(run(print, Job((path,), target, seed, keep_going)))
+    except BaseException as error:
+        outcome = {"raised": f"{type(error).__name__}: {error}"}
+    with open(report, "w") as file:
+        json.dump(outcome, file)
+
+for line in sys.stdin:
+    env, given = json.loads(line)
+    if (child := os.fork()) == 0:
+        os.environ.update(env)
+        tempfile.tempdir = None
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        work(*given)
+        sys.exit()
+    os.waitpid(child, 0)
+    print("done", flush=True)
 """
+"""Each run is a fork of one that has imported what takes long, as under the fork server."""
 KILLER = "PRELUDE\ndef test_killer(): assert not has_s02()\n"
 Worked = Callable[..., dict[str, Any]]
 
 
-@pytest.fixture
-def work(suite: Callable[..., Path], tmp_path: Path) -> Worked:
-    """Runs a suite with a bug, or none, and returns the outcome."""
+Server = subprocess.Popen[str]
 
-    def run(files: Any, bug: str = "s02", *, seed: int = 0, keep_going: bool = False, **env: str) -> Any:
+
+@contextlib.contextmanager
+def serving(**more: str) -> Iterator[Server]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "CI"))} | more
+    command, pipe = [sys.executable, "-c", SERVER], subprocess.PIPE
+    with subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, text=True) as process:
+        yield process
+        assert process.stdin
+        process.stdin.close()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving() as process:
+        yield process
+
+
+@pytest.fixture
+def work(suite: Callable[..., Path], tmp_path: Path, server: Server) -> Worked:
+    """Runs a suite with a bug, or none, and returns the outcome; `by` is who does it."""
+
+    def run(
+        files: Any,
+        bug: str = "s02",
+        *,
+        seed: int = 0,
+        keep_going: bool = False,
+        by: Server = server,
+        **env: str,
+    ) -> Any:
         own = {"TMPDIR": str(tmp_path), "HYPOTHESIS_STORAGE_DIRECTORY": str(tmp_path / "hypothesis")}
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "CI"))}
-        given = json.dumps([str(suite(files)), bug, seed, keep_going, str(tmp_path / "report")])
-        subprocess.run(
-            [sys.executable, "-c", RUN, given],
-            env={**kept, **own, **env},
-            stdout=subprocess.DEVNULL,
-            timeout=300,
-            check=True,
-        )
+        given = [str(suite(files)), bug, seed, keep_going, str(tmp_path / "report")]
+        assert by.stdin
+        assert by.stdout
+        print(json.dumps([own | env, given]), file=by.stdin, flush=True)
+        assert by.stdout.readline() == "done\n"
         return json.loads((tmp_path / "report").read_text(encoding="utf-8"))
 
     return run
+
+
+@pytest.fixture
+def ci() -> Iterator[Server]:
+    """Hypothesis looks once, when it is imported, whether it is under CI."""
+    with serving(CI="1") as process:
+        yield process
 
 
 def test_a_kill(work: Worked) -> None:
@@ -122,33 +169,40 @@ def test_worth_nothing(work: Worked, files: Any, words: str) -> None:
     assert bool(found["broken"]) == bool(words)
 
 
-@pytest.mark.parametrize("how", ["pytest.exit('enough', returncode=0)", "raise KeyboardInterrupt"])
+@pytest.mark.parametrize(
+    "how",
+    ["pytest.exit('enough', returncode=0)", pytest.param("raise KeyboardInterrupt", marks=pytest.mark.long)],
+)
 def test_stopped_by_the_tests(work: Worked, how: str) -> None:
     assert work(f"import pytest\ndef test(): {how}")["raised"].startswith("Stopped: ")
 
 
-@pytest.mark.parametrize(
-    ("error", "excused"),
-    [
-        ("Flaky('x')", True),
-        ("FlakyFailure('x', [ValueError()])", False),
-        ("FlakyFailure('x', [Flaky('x')])", True),
-        ("FlakyReplay('x')", True),
-        ("FailedHealthCheck('x')", True),
-        ("DeadlineExceeded(timedelta(1), timedelta(1))", True),
-        ("ExceptionGroup('x', [Flaky('x'), FailedHealthCheck('x')])", True),
-        ("ExceptionGroup('x', [ExceptionGroup('x', [Flaky('x')])])", True),
-        ("ExceptionGroup('x', [Flaky('x'), AssertionError()])", False),
-        ("Unsatisfiable('x')", False),
-        ("AssertionError()", False),
-        ("SystemExit(0)", False),
-    ],
-)
-def test_what_is_no_kill(work: Worked, error: str, excused: bool) -> None:
-    """What Hypothesis says of the machine or of the test."""
-    text = f"from datetime import timedelta\nfrom hypothesis.errors import *\ndef test(): raise {error}"
-    found = work(text)
-    assert [len(found["kills"]), len(found["excused"])] == ([0, 1] if excused else [1, 0])
+ERRORS = {
+    "Flaky('x')": True,
+    "FlakyFailure('x', [ValueError()])": False,
+    "FlakyFailure('x', [Flaky('x')])": True,
+    "FlakyReplay('x')": True,
+    "FailedHealthCheck('x')": True,
+    "DeadlineExceeded(timedelta(1), timedelta(1))": True,
+    "ExceptionGroup('x', [Flaky('x'), FailedHealthCheck('x')])": True,
+    "ExceptionGroup('x', [ExceptionGroup('x', [Flaky('x')])])": True,
+    "ExceptionGroup('x', [Flaky('x'), AssertionError()])": False,
+    "Unsatisfiable('x')": False,
+    "AssertionError()": False,
+    "SystemExit(0)": False,
+}
+"""What a test raises: whether it says something of the machine or of the test, and not of the module."""
+
+
+def test_what_is_no_kill(work: Worked) -> None:
+    text = "from datetime import timedelta\nfrom hypothesis.errors import *\n"
+    text += "".join(f"def test_{number}(): raise {error}\n" for number, error in enumerate(ERRORS))
+    found = work(text, keep_going=True)
+    by = {kind: [one["test"].rpartition("::")[2] for one in found[kind]] for kind in ("kills", "excused")}
+    expected = {True: "excused", False: "kills"}
+    for number, (error, excused) in enumerate(ERRORS.items()):
+        assert f"test_{number}" in by[expected[excused]], error
+    assert sum(map(len, by.values())) == len(ERRORS)
 
 
 def test_after_what_is_no_kill_the_run_goes_on(work: Worked) -> None:
@@ -203,23 +257,36 @@ def test_a_suite_may_use_the_engine_itself(work: Worked) -> None:
         "from hypothesis.internal.conjecture.engine import ConjectureRunner\n"
         "def test(): ConjectureRunner(lambda data: None).test_function\n"
     )
-    assert (work(text)["kills"], work(text)["broken"]) == ([], "")
+    found = work(text)
+    assert (found["kills"], found["broken"]) == ([], "")
 
 
-@pytest.mark.parametrize("ini", ["addopts = -n 2", "addopts = -p no:xdist"])
-def test_with_and_without_xdist(work: Worked, ini: str) -> None:
-    found = work({"pytest.ini": f"[pytest]\n{ini}\n", "test_it.py": KILLER})
+def test_without_xdist(work: Worked) -> None:
+    """With it: test_suites.py."""
+    found = work({"pytest.ini": "[pytest]\naddopts = -p no:xdist\n", "test_it.py": KILLER})
     assert len(found["kills"]) == 1
 
 
-def test_under_ci_seeds_count(work: Worked, tmp_path: Path) -> None:
+def test_under_ci_seeds_count(work: Worked, ci: Server, tmp_path: Path) -> None:
     text = DRAWN + (
         "@settings(deadline=None)\n@given(st.integers(0, 2**64))\ndef test(n):\n"
         "    with open('TMP/drawn', 'a') as file: print(n, file=file)\n"
     )
     seen = []
     for seed in (1, 2):
-        work(text, "", seed=seed, CI="1")
+        work(text, "", seed=seed, by=ci)
         seen.append((tmp_path / "drawn").read_text(encoding="utf-8"))
         (tmp_path / "drawn").unlink()
     assert seen[0] != seen[1]
+
+
+def test_under_ci_there_is_no_deadline(work: Worked, ci: Server) -> None:
+    """As Hypothesis has it there: nothing but the randomness is turned on again."""
+    text = (
+        "PRELUDE\nimport time\nfrom hypothesis import given, settings, strategies as st\n"
+        "@settings(max_examples=1)\n@given(st.integers())\ndef test(n):\n    time.sleep(0.3)\n"
+        "    assert not has_s02()"
+    )
+    for bug in ("", "s02"):
+        found = work(text, bug, by=ci)
+        assert (len(found["kills"]), found["excused"]) == (bool(bug), [])
