@@ -198,22 +198,84 @@ GRADED = {
 # fmt: on
 
 
-@pytest.mark.parametrize(("suite_of", "code", "words"), NEVER_A_BASELINE.values(), ids=NEVER_A_BASELINE)
+ANOTHER_OF_ITS_KIND = {
+    "syntax error",
+    "sys.exit when imported",
+    "pytest.exit in a test",
+    "kills itself",
+    "closes all files",
+    "red in teardown",
+    "sys.exit in a test",
+    "imported before planting",
+    "the cache by its path",
+    "ignoring signals",
+    "in one call",
+    "in teardown",
+    "calls pytest.exit",
+    "no test, and nothing else",
+}
+"""Of these each of the many suites has one like it in every run."""
+APART = {"reloaded", "imported anew", "deleted for good", "manners", "pytest within pytest"}
+"""Of those that kill: the others would notice."""
+TOGETHER = {
+    end: {
+        f"test_{number}.py": text
+        for number, (name, (text, _, status, _)) in enumerate(GRADED.items())
+        if status == end and name not in APART and not name.startswith("no test")
+    }
+    for end in ("killed", "survived")
+}
+
+
+def cases(table: dict[str, Any], *, alone: bool = False) -> Any:
+    """The rows of a table as parameters; `long` if another is like it, or if it is also run with others."""
+    others = (
+        ANOTHER_OF_ITS_KIND if not alone else {*GRADED} - {"fails", "no test", "exits", "fails when imported"}
+    )
+    return [
+        pytest.param(
+            *(row if isinstance(row, tuple) else [row]),
+            id=name,
+            marks=pytest.mark.long if name in others else (),
+        )
+        for name, row in table.items()
+    ]
+
+
+@pytest.mark.parametrize(("suite_of", "code", "words"), cases(NEVER_A_BASELINE))
 def test_without_a_baseline_there_is_no_verdict(grade: Grade, suite_of: Any, code: int, words: str) -> None:
     verdict = grade(suite_of)
     assert (verdict.code, verdict.grade) == (code, None), verdict
     assert words in verdict.message
 
 
-@pytest.mark.parametrize("suite_of", HANGS.values(), ids=HANGS)
+@pytest.mark.parametrize("suite_of", cases(HANGS))
 def test_a_suite_that_hangs_is_ended(grade: Grade, suite_of: str) -> None:
     verdict = grade(suite_of, timeout=3)
     assert verdict.code == BASELINE
     assert "do not end within 3 s (--timeout)" in verdict.message
 
 
-@pytest.mark.parametrize(("suite_of", "code", "status", "words"), GRADED.values(), ids=GRADED)
+@pytest.mark.parametrize(("suite_of", "code", "status", "words"), cases(GRADED, alone=True))
 def test_with_the_bug_alone(grade: Grade, suite_of: Any, code: int, status: str, words: str) -> None:
     verdict = grade(suite_of)
     assert (verdict.code, verdict.statuses) == (code, {"s02": status}), verdict
     assert words in verdict.message
+
+
+def test_each_of_these_kills(grade: Grade) -> None:
+    verdict = grade(TOGETHER["killed"], keep_going=True)
+    assert verdict.code == PASS, verdict
+    killers = {name.partition("::")[0].rpartition("/")[2] for name in verdict.grade.results[0].killed_by}
+    assert killers == TOGETHER["killed"].keys()
+
+
+def test_none_of_these_kills(grade: Grade) -> None:
+    verdict = grade(TOGETHER["survived"], keep_going=True)
+    assert (verdict.code, verdict.statuses) == (WEAK, {"s02": "survived"}), verdict
+    assert "the score is 0%" in verdict.message
+
+
+@pytest.mark.parametrize("name", sorted(APART))
+def test_this_one_kills_too(kills: Callable[..., set[str]], name: str) -> None:
+    assert kills(GRADED[name][0]) & {"test", "test_inner"}

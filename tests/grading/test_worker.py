@@ -261,9 +261,9 @@ def test_a_suite_may_use_the_engine_itself(work: Worked) -> None:
     assert (found["kills"], found["broken"]) == ([], "")
 
 
-def test_without_xdist(work: Worked) -> None:
-    """With it: test_suites.py."""
-    found = work({"pytest.ini": "[pytest]\naddopts = -p no:xdist\n", "test_it.py": KILLER})
+@pytest.mark.parametrize("ini", ["addopts = -n 2", "addopts = -p no:xdist"])
+def test_with_and_without_xdist(work: Worked, ini: str) -> None:
+    found = work({"pytest.ini": f"[pytest]\n{ini}\n", "test_it.py": KILLER})
     assert len(found["kills"]) == 1
 
 
