@@ -42,7 +42,7 @@ NOT_RUN = {
     "tox": "it runs this",
     "rustc ": "it needs a Rust compiler; tests/testing/test_subprocess_cache.py uses it",
     "pytest --pyargs tinyllm.testing --cache-impl=paged.py": "README.md has it, with another path",
-    "dask ": "it starts servers; tests/grading/test_cluster.py does",
+    "dask ": "it starts servers; tests/grading/test_cluster_processes.py does",
     "mutmut run": "it takes minutes; tests/grading/test_mutmut.py",
 }
 """How commands begin that are not run here, and why."""

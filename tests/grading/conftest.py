@@ -1,5 +1,6 @@
 """Suites written on the spot: graded (`grade`; by the command: `invoke`, `tinyllm`), or run (`kills`)."""
 
+import json
 import os
 import subprocess
 import sys
@@ -200,3 +201,70 @@ def weak() -> Grade:
     ]
     results = [Result(bug, list(trials)) for bug, *trials in pairs]
     return Grade(target, ("tests/my own", "t.py"), 9, results, [3, 4], 1.5)
+
+
+PROJECT = {
+    "pyproject.toml": '[tool.pytest.ini_options]\naddopts = "--strict-markers"\nmarkers = ["ours"]\n',
+    "tests/conftest.py": """
+import pytest
+from pathlib import Path
+import numpy as np
+from helpers import SIZES
+from tinyllm.infer.paged import PagedKVCache
+
+@pytest.fixture
+def tokens(): return int(Path(__file__).with_name("tokens.txt").read_text())
+
+@pytest.fixture
+def cache():
+    cache = PagedKVCache(*SIZES)
+    cache.add_seq(0)
+    return cache
+""",
+    "helpers.py": "SIZES = 4, 2, 1, 1, 1",
+    "tests/tokens.txt": "3",
+    "tests/test_it.py": """
+import numpy as np
+import pytest
+from pathlib import Path
+
+@pytest.mark.ours
+def test_gather(cache, tokens):
+    ones = np.ones((1, tokens, 1))
+    cache.append(0, 0, ones, ones)
+    assert cache.gather(0, 0)[0].shape == (1, tokens, 1)
+
+def test_free(cache, tokens):
+    ones = np.ones((1, tokens, 1))
+    cache.append(0, 0, ones, ones)
+    cache.free(0)
+    assert cache.num_free_blocks() == 4
+""",
+}
+"""Tests with a conftest, a data file, a module beside them and settings above them."""
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[str]:
+    """The address of a Dask cluster with two workers."""
+    from ..jobs.local_cluster import address, local  # noqa: PLC0415 - heavy
+
+    with local(2) as made:
+        yield address(made)
+
+
+@pytest.fixture
+def suite_project(tmp_path: Path) -> Path:
+    for name, text in PROJECT.items():
+        path = tmp_path / "project" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return tmp_path / "project"
+
+
+def verdicts(path: Path) -> dict[str, Any]:
+    """What a report says of each bug, and of the whole; times aside."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    (file,) = found["files"].values()
+    bugs = {one["id"]: (one["status"], one["killedBy"], one["statusReason"]) for one in file["mutants"]}
+    return {"bugs": bugs, "score": found["config"]["score"], "code": found["config"]["exitCode"]}
