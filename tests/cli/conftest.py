@@ -1,10 +1,13 @@
-"""The command in a process of its own (`tinyllm`), on a terminal (`on_terminal`), or here (`invoke`)."""
+"""The command in a process of its own (`tinyllm`), on a terminal (`on_terminal`), here (`invoke`, `here`)."""
 
 import fcntl
+import io
 import os
 import pty
+import signal
 import struct
 import subprocess
+import sys
 import sysconfig
 import termios
 from collections.abc import Callable
@@ -15,6 +18,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from tinyllm.cli import ENDING, main
 from tinyllm.cli.app import app
 from tinyllm.llm.llama import TOY, LlamaConfig, toy
 
@@ -101,6 +105,40 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Res
         monkeypatch.delenv(name, raising=False)
     runner = CliRunner()
     return lambda *arguments: runner.invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., subprocess.CompletedProcess[bytes]]:
+    """Runs `tinyllm` in this process, as the installed command does, with streams of an encoding."""
+
+    def run(
+        *arguments: object, encoding: str = "utf-8", env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[bytes]:
+        raw = [io.BytesIO(), io.BytesIO()]
+        before = {number: signal.getsignal(number) for number in ENDING}
+        with monkeypatch.context() as patched:
+            patched.chdir(tmp_path)
+            for name in set(os.environ) - set(plain_environment()):
+                patched.delenv(name)
+            for name, value in (env or {}).items():
+                patched.setenv(name, value)
+            for name, file in zip(("stdout", "stderr"), raw):
+                patched.setattr(sys, name, io.TextIOWrapper(file, encoding, write_through=True, newline="\n"))
+            code: Any = None
+            try:
+                main([str(argument) for argument in arguments])
+            except SystemExit as ended:
+                code = ended.code
+            finally:
+                sys.stderr.flush()
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+            out, err = (file.getvalue() for file in raw)
+        return subprocess.CompletedProcess(["tinyllm", *map(str, arguments)], code, out, err)
+
+    return run
 
 
 @pytest.fixture

@@ -86,7 +86,11 @@ def test_reports_of_check(limited: Limited, tmp_path: Path, temporary: Path) -> 
     ("arguments", "said"),
     [
         (["show", "--example", "--svg"], "every law holds after each of 14 lines"),
-        (["power", "--trials", "1", "--bug", "s01", "--json"], "median of the medians"),
+        pytest.param(
+            ["power", "--trials", "1", "--bug", "s01", "--json"],
+            "median of the medians",
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["show", "power"],
 )
@@ -107,16 +111,16 @@ def test_a_stub_is_whole_or_not_there(limited: Limited, tmp_path: Path) -> None:
     assert limited(100_000, "start", "new").returncode == 0
 
 
-def test_reports_of_grade(tinyllm: Callable[..., Any], tmp_path: Path) -> None:
+def test_reports_of_grade(here: Callable[..., Any], tmp_path: Path) -> None:
     """One that cannot be written is named, and keeps none of the others."""
     (tmp_path / "test_it.py").write_text(SUITE, encoding="utf-8")
     good = {"--junit": "j.xml", "--badge": "b.json", "--html": "p.html"}
     options = [word for pair in good.items() for word in pair]
     full = "--json", "/dev/full", "--matrix", "/dev/full"
-    done = tinyllm("grade", "test_it.py", "--bug", "s06", *options, *full)
+    done = here("grade", "test_it.py", "--bug", "s06", *options, *full)
     assert done.returncode == USAGE
-    assert "FAIL  0 of 1 planted bugs killed: 0%" in done.stdout
-    assert done.stderr == "tinyllm: /dev/full cannot be written: No space left on device\n" * 2
+    assert b"FAIL  0 of 1 planted bugs killed: 0%" in done.stdout
+    assert done.stderr == b"tinyllm: /dev/full cannot be written: No space left on device\n" * 2
     assert {path for path in good.values() if (tmp_path / path).stat().st_size} == set(good.values())
 
 
@@ -132,15 +136,22 @@ def test_there_is_no_room_for_a_run(limited: Limited, tmp_path: Path, temporary:
     assert list(temporary.iterdir()) == []
 
 
-def test_there_is_no_room_for_anything(limited: Limited, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        "grade test_it.py",
+        *(pytest.param(line, marks=pytest.mark.long) for line in ("check", "power --bug s01")),
+    ],
+)
+def test_there_is_no_room_for_anything(limited: Limited, tmp_path: Path, line: str) -> None:
     (tmp_path / "test_it.py").write_text(SUITE, encoding="utf-8")
-    for arguments in (["grade", "test_it.py"], ["check"], ["power", "--trials", "1", "--bug", "s01"]):
-        done = limited(0, *arguments)
-        assert done.returncode == USAGE
-        assert "tinyllm: the system refuses: No usable temporary directory found in " in done.stderr
-        assert "Traceback" not in done.stderr
+    done = limited(0, *line.split())
+    assert done.returncode == USAGE
+    assert "tinyllm: the system refuses: No usable temporary directory found in " in done.stderr
+    assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_what_can_be_written_is(limited: Limited, tmp_path: Path) -> None:
     """The badge is small; that another report is not there does not keep it away."""
     (tmp_path / "paged.py").write_text("class PagedKVCache:\n    pass\n", encoding="utf-8")

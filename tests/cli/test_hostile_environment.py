@@ -50,6 +50,14 @@ def found(tinyllm: Tinyllm, folder: Path, **env: str) -> dict[str, Any]:
     }
 
 
+def test_the_hash_seed_changes_no_check(tinyllm: Tinyllm) -> None:
+    first, second = (tinyllm("check", "paged.py", PYTHONHASHSEED=seed) for seed in ("0", "12345"))
+    assert (first.returncode, first.stderr) == (WEAK, "")
+    assert "law 8" in first.stdout
+    assert second.stdout == first.stdout
+
+
+@pytest.mark.long
 def test_the_hash_seed_changes_nothing(tinyllm: Tinyllm, tmp_path: Path) -> None:
     first = found(tinyllm, tmp_path, PYTHONHASHSEED="0")
     assert first["codes"] == (WEAK, WEAK)
@@ -70,7 +78,7 @@ ONE = {
 OTHER = {"HOME": "/dev/null/x", "TMPDIR": "/dev/null", "OPENBLAS_NUM_THREADS": "1"}
 
 
-@pytest.mark.parametrize("env", [ONE, OTHER], ids=["one", "other"])
+@pytest.mark.parametrize("env", [ONE, pytest.param(OTHER, marks=pytest.mark.long)], ids=["one", "other"])
 def test_the_same_verdict(tinyllm: Tinyllm, env: dict[str, str]) -> None:
     """On one core as well."""
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
@@ -95,27 +103,31 @@ def test_a_temporary_folder_with_a_long_name(tinyllm: Tinyllm, tmp_path: Path) -
     assert list(folder.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written_to(tinyllm: Tinyllm, tmp_path: Path, command: str) -> None:
+def test_a_folder_that_cannot_be_written_to(
+    invoke: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """/proc is one even for root."""
-    line = [command, "grade", f"{tmp_path}/test_it.py", "--bug", "s02"]
-    done = subprocess.run(line, cwd="/proc", capture_output=True, text=True, timeout=300, check=False)
-    assert (done.returncode, done.stderr) == (PASS, "")
+    monkeypatch.chdir("/proc")
+    done = invoke("grade", f"{tmp_path}/test_it.py", "--bug", "s02")
+    assert (done.exit_code, done.stderr) == (PASS, "")
     for words in (["start", "/proc/new"], ["show", "--example", "--svg", "/proc/new"]):
-        done = tinyllm(*words)
-        assert done.returncode == USAGE
+        done = invoke(*words)
+        assert done.exit_code == USAGE
         assert re.match(r"tinyllm: /proc/new\S* cannot be written: ", done.stderr)
         assert "Traceback" not in done.stderr
 
 
-def test_the_model_without_a_home(tinyllm: Tinyllm) -> None:
+def test_the_model_without_a_home(here: Callable[..., Any]) -> None:
     for command in ("fetch", "info"):
-        done = tinyllm("model", command, HOME="/dev/null/x", XDG_CACHE_HOME="", TINYLLM_CACHE="")
+        env = {"HOME": "/dev/null/x", "XDG_CACHE_HOME": "", "TINYLLM_CACHE": ""}
+        done = here("model", command, env=env)
         assert done.returncode == USAGE
-        assert done.stderr.startswith("tinyllm: ")
-        assert "/dev/null/x/" in done.stderr
+        assert done.stderr.startswith(b"tinyllm: ")
+        assert b"/dev/null/x/" in done.stderr
         assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.long
 def test_warnings_are_errors_to_the_machine_as_well(tinyllm: Tinyllm) -> None:
     """Hypothesis warns of what is slow while tests are loaded, and once thought that they always are."""
     done = tinyllm("power", "--trials", "1", "--bug", "s01", PYTHONWARNINGS="error")

@@ -71,10 +71,14 @@ def untimed(text: str) -> str:
     return re.sub(r"\d+\.\d\d", "0.00", text)
 
 
+SLOW = ["check paged.py", "soak --for 1s"]
 LOOKED_AT = ["check paged.py", "power --trials 1 --bug s01", "diff paged.py"]
 
 
-@pytest.mark.parametrize("line", [line for line in COMMANDS if line not in LOOKED_AT])
+@pytest.mark.parametrize(
+    "line",
+    [pytest.param(line, marks=() if line in {"bugs", "--help"} else pytest.mark.long) for line in COMMANDS],
+)
 def test_an_encoding_with_few_characters(run: Run, line: str) -> None:
     done = run(line, env=FEW)
     assert done.returncode == COMMANDS[line]
@@ -82,18 +86,22 @@ def test_an_encoding_with_few_characters(run: Run, line: str) -> None:
     assert (done.stdout + done.stderr).isascii()
 
 
-@pytest.mark.parametrize("line", LOOKED_AT)
-def test_only_what_is_lacking_is_replaced(run: Run, line: str) -> None:
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("line", [line for line in COMMANDS if line != "--help"])  # which has other boxes
+def test_only_what_is_lacking_is_replaced(here: Run, line: str) -> None:
     streams.prepare()
-    usual, few = run(line, env={"PYTHONIOENCODING": "utf-8"}), run(line, env=FEW)
-    assert not usual.stdout.isascii()
-    expected = usual.stdout.decode("utf-8").encode("ascii", streams.HANDLER)
-    assert untimed(few.stdout.decode()) == untimed(expected.decode())
+    usual, few = here(*line.split()), here(*line.split(), encoding="ascii")
+    assert few.returncode == usual.returncode == COMMANDS[line]
+    assert usual.stdout.isascii() is (line not in LOOKED_AT)
+    for told, expected in ((few.stdout, usual.stdout), (few.stderr, usual.stderr)):
+        plain = expected.decode("utf-8").encode("ascii", streams.HANDLER)
+        assert untimed(told.decode()) == untimed(plain.decode())
 
 
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16"])
-def test_other_encodings(run: Run, encoding: str) -> None:
-    done = run("diff paged.py", env={"PYTHONIOENCODING": encoding})
+def test_other_encodings(here: Run, encoding: str) -> None:
+    done = here("diff", "paged.py", encoding=encoding)
     assert done.returncode == PASS
     assert "A caché. ✓".replace("✓", "✓" if encoding == "utf-16" else "+") in done.stdout.decode(encoding)
 
@@ -116,7 +124,10 @@ def test_a_name_that_is_not_utf8(run: Run, folder: Path) -> None:
     assert b"paged\\udcff.py" in (folder / "out.json").read_bytes()
 
 
-@pytest.mark.parametrize("line", ["laws", "check paged.py", "model path", "--help", "soak --for 1s"])
+@pytest.mark.parametrize(
+    "line",
+    ["laws", "model path", "--help", *(pytest.param(line, marks=pytest.mark.long) for line in SLOW)],
+)
 def test_nobody_reads_on(run: Run, line: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -125,7 +136,10 @@ def test_nobody_reads_on(run: Run, line: str) -> None:
     assert (done.returncode, done.stderr) == (UNREAD, b"")
 
 
-@pytest.mark.parametrize("line", ["laws", "check paged.py", "model path", "--help"])
+@pytest.mark.parametrize(
+    "line",
+    ["laws", "model path", "--help", pytest.param("check paged.py", marks=pytest.mark.long)],
+)
 def test_the_output_is_full(run: Run, line: str) -> None:
     with Path("/dev/full").open("w", encoding="utf-8") as full:
         done = run(line, stdout=full)
@@ -135,7 +149,9 @@ def test_the_output_is_full(run: Run, line: str) -> None:
             assert run(line, stdout=full, stderr=full).returncode == USAGE
 
 
-@pytest.mark.parametrize("line", ["laws 8", "grade test_it.py --bug s02"])
+@pytest.mark.parametrize(
+    "line", ["laws 8", pytest.param("grade test_it.py --bug s02", marks=pytest.mark.long)]
+)
 def test_streams_are_closed(run: Run, folder: Path, line: str) -> None:
     """Whichever are: what is opened next would get their numbers."""
     several = [["<&-"], [">&-"], ["2>&-"], ["<&-", ">&-", "2>&-"]]
@@ -155,9 +171,11 @@ def test_streams_are_closed(run: Run, folder: Path, line: str) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["paged.py", "test_it.py", "x.trace"]
 
 
-@pytest.mark.parametrize("columns", [1, 59])
-def test_a_narrow_grade_loses_no_word(run: Run, columns: int) -> None:
-    done = run("grade test_it.py --bug s02 --bug s06 --reveal", env={"COLUMNS": str(columns)})
+@pytest.mark.usefixtures("folder")
+def test_a_narrow_grade_loses_no_word(here: Run) -> None:
+    """Narrower than a table; a word that is broken is read together."""
+    line = "grade test_it.py --bug s02 --bug s06 --reveal"
+    done = here(*line.split(), env={"COLUMNS": "1"})
     assert done.returncode == WEAK
     text = "".join(done.stdout.decode().split())
     for word in ("s02", "killedby:test_it", "wholeblocksaregathered", "examples:1", "SURVIVES", "50%"):
@@ -165,9 +183,10 @@ def test_a_narrow_grade_loses_no_word(run: Run, columns: int) -> None:
     assert "…" not in text
 
 
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("line", ["check paged.py", "bugs"])
-def test_other_narrow_screens(run: Run, line: str) -> None:
-    wide, narrow = (run(line, env={"COLUMNS": str(number)}) for number in (150, 20))
+def test_other_narrow_screens(here: Run, line: str) -> None:
+    wide, narrow = (here(*line.split(), env={"COLUMNS": str(number)}) for number in (150, 20))
     assert narrow.returncode == wide.returncode == COMMANDS[line]
     assert "…" not in narrow.stdout.decode()
     together = "".join(narrow.stdout.decode().split())

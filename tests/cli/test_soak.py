@@ -95,9 +95,9 @@ def folder(tmp_path: Path) -> list[str]:
     return sorted(path.name for path in (tmp_path / "tinyllm-traces").glob("*"))
 
 
-def test_the_report_says_what_was_reached_and_what_was_not(tinyllm: Call, tmp_path: Path) -> None:
-    done = tinyllm("soak", "--for", "1s", "--seed", 5, "--json", "r.json")
-    assert done.returncode == PASS, done.stdout + done.stderr
+def test_the_report_says_what_was_reached_and_what_was_not(invoke: Call, tmp_path: Path) -> None:
+    done = invoke("soak", "--for", "1s", "--seed", 5, "--json", "r.json")
+    assert done.exit_code == PASS, done.output
     assert "PASS" in done.stdout
     assert "(seed 5, shard 1/1)" in done.stdout
     assert "tables that hold one block" in done.stdout
@@ -112,10 +112,10 @@ def test_the_report_says_what_was_reached_and_what_was_not(tinyllm: Call, tmp_pa
     assert folder(tmp_path) == []
 
 
-def test_what_is_found_is_kept_and_run_again_first(tinyllm: Call, tmp_path: Path, write: Call) -> None:
+def test_what_is_found_is_kept_and_run_again_first(invoke: Call, tmp_path: Path, write: Call) -> None:
     path = write("mine.py", "s07")
-    done = tinyllm("soak", path, "--for", "5m", "-j", 1, "--seed", 1, "--json", "r.json")
-    assert done.returncode == WEAK, done.stdout + done.stderr
+    done = invoke("soak", path, "--for", "5m", "-j", 1, "--seed", 1, "--json", "r.json")
+    assert done.exit_code == WEAK, done.output
     (name,) = folder(tmp_path)
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["trace"] == f"tinyllm-traces/{name}"
@@ -126,31 +126,31 @@ def test_what_is_found_is_kept_and_run_again_first(tinyllm: Call, tmp_path: Path
     text = (tmp_path / "tinyllm-traces" / name).read_text()
     assert text.startswith(f"# law {law}, ")
     assert "not made shorter" not in text
-    assert tinyllm("replay", f"tinyllm-traces/{name}", path).returncode == WEAK
+    assert invoke("replay", f"tinyllm-traces/{name}", path).exit_code == WEAK
 
-    again = tinyllm("soak", path, "--for", "5m", "-j", 1, "--json", "r.json")
-    assert again.returncode == WEAK
+    again = invoke("soak", path, "--for", "5m", "-j", 1, "--json", "r.json")
+    assert again.exit_code == WEAK
     assert f"tinyllm-traces/{name} still fails" in again.stdout
     assert f"law {law}, " in again.stdout
     assert json.loads((tmp_path / "r.json").read_text())["programs"] == 0
 
-    right = tinyllm("soak", "--for", "1s")
-    assert right.returncode == PASS
+    right = invoke("soak", "--for", "1s")
+    assert right.exit_code == PASS
     assert "1 known counterexamples hold, from tinyllm-traces" in right.stdout
 
 
-def test_a_cache_that_ends_its_process(tinyllm: Call, tmp_path: Path, write: Call) -> None:
+def test_a_cache_that_ends_its_process(invoke: Call, tmp_path: Path, write: Call) -> None:
     body = "class PagedKVCache(Right):\n  def free(self, seq):\n    print('bye', flush=True); os._exit(3)\n"
     path = write("mine.py", body)
     for _ in range(2):  # the second time it is what is run first
-        done = tinyllm("soak", path, "--for", "5m", "-j", 1)
-        assert done.returncode == WEAK, done.stdout + done.stderr
+        done = invoke("soak", path, "--for", "5m", "-j", 1)
+        assert done.exit_code == WEAK, done.output
         assert "the process ended, after this was printed:\nbye" in done.stdout
     (name,) = folder(tmp_path)
     text = (tmp_path / "tinyllm-traces" / name).read_text()
     assert name.startswith("died-")
     assert text.splitlines()[-1].startswith("free ")
-    assert tinyllm("soak", "--for", "1s").returncode == PASS
+    assert invoke("soak", "--for", "1s").exit_code == PASS
 
 
 def test_a_law_broken_is_known_before_it_is_made_shorter(write: Call) -> None:
@@ -170,7 +170,7 @@ def test_a_law_broken_is_known_before_it_is_made_shorter(write: Call) -> None:
     assert "free " in found.soaked.broken.trace
 
 
-def test_traces_that_say_nothing(tinyllm: Call, tmp_path: Path, write: Call) -> None:
+def test_traces_that_say_nothing(invoke: Call, tmp_path: Path, write: Call) -> None:
     """One that is damaged is told, and the night goes on."""
     body = "class PagedKVCache(Right):\n    def __init__(self, *sizes):\n"
     body += "        if sizes[0] == 100_000: raise MemoryError\n        super().__init__(*sizes)\n"
@@ -188,8 +188,8 @@ def test_traces_that_say_nothing(tinyllm: Call, tmp_path: Path, write: Call) -> 
     (tmp_path / "kept/empty.trace").write_text("# nothing\n")
     (tmp_path / "kept/large.trace").write_text("new 100000 1024 8 8 128\nadd 0\n")
     (tmp_path / "kept/append.trace").write_text("new 4 2 1 1 1\nadd 0\nappend 0 0 4000000000 ! OutOfBlocks\n")
-    done = tinyllm("soak", path, "--for", "1s", "--traces", "kept")
-    assert done.returncode == PASS, done.stdout + done.stderr
+    done = invoke("soak", path, "--for", "1s", "--traces", "kept")
+    assert done.exit_code == PASS, done.output
     assert "kept/half.trace: not run: " in done.stdout
     assert "kept/folder.trace: not run: Is a directory" in done.stdout
     assert "kept/gone.trace: not run: No such file or directory" in done.stdout
@@ -201,8 +201,8 @@ def test_traces_that_say_nothing(tinyllm: Call, tmp_path: Path, write: Call) -> 
     assert re.search(r"kept/append.trace: not run: .* at most 16,777,216 tokens", done.stdout)
     assert "1 known counterexamples hold, from kept" in done.stdout
     (tmp_path / "link").symlink_to("nowhere")
-    refused = tinyllm("soak", "--for", "1s", "--traces", "link")
-    assert (refused.returncode, refused.stderr) == (USAGE, "tinyllm: --traces link is no folder\n")
+    refused = invoke("soak", "--for", "1s", "--traces", "link")
+    assert (refused.exit_code, refused.stderr) == (USAGE, "tinyllm: --traces link is no folder\n")
 
 
 def test_a_find_is_named_by_its_program_alone(tmp_path: Path) -> None:
@@ -225,18 +225,18 @@ def test_a_long_trace_is_no_silence() -> None:
     assert len(heard) == 3
 
 
-def test_a_folder_that_cannot_be_written(tinyllm: Call, tmp_path: Path, write: Call) -> None:
+def test_a_folder_that_cannot_be_written(invoke: Call, tmp_path: Path, write: Call) -> None:
     """The program is told all the same."""
     (tmp_path / "file").write_text("")
-    done = tinyllm("soak", write("mine.py", AT_ONCE), "--for", "5m", "-j", 1, "--traces", "file/below")
-    assert done.returncode == WEAK, done.stderr
+    done = invoke("soak", write("mine.py", AT_ONCE), "--for", "5m", "-j", 1, "--traces", "file/below")
+    assert done.exit_code == WEAK, done.stderr
     assert "the trace cannot be written to file/below: Not a directory" in done.stdout
     assert "replay(PagedKVCache" in done.stdout
 
 
-def test_a_broken_law_decides_whatever_else_fails(tinyllm: Call, write: Call) -> None:
-    done = tinyllm("soak", write("mine.py", AT_ONCE), "--for", "5m", "-j", 1, "--json", "/dev/full")
-    assert done.returncode == WEAK, done.stderr
+def test_a_broken_law_decides_whatever_else_fails(invoke: Call, write: Call) -> None:
+    done = invoke("soak", write("mine.py", AT_ONCE), "--for", "5m", "-j", 1, "--json", "/dev/full")
+    assert done.exit_code == WEAK, done.stderr
     assert "FAIL" in done.stdout
     assert done.stderr == "tinyllm: /dev/full cannot be written: No space left on device\n"
 
@@ -254,6 +254,7 @@ def test_a_find_beside_a_lost_cluster(tmp_path: Path) -> None:
         assert Path(work.report.trace).parent == tmp_path
 
 
+@pytest.mark.long
 def test_ctrl_c_twice_while_a_program_is_made_shorter(command: str, tmp_path: Path, write: Call) -> None:
     """What was found is told, and is the verdict."""
     body = (
@@ -305,12 +306,13 @@ def test_it_ends_with_its_report_when_it_is_told_to(terminal_process: Call, tmp_
 
 
 def test_live_progress(on_terminal: Call) -> None:
-    code, shown = on_terminal("soak", "--for", "2s", "-j", "1", columns=100)
+    code, shown = on_terminal("soak", "--for", "1s", "-j", "1", columns=100)
     assert code == PASS
     assert "1 searches under way, " in shown
     assert "left; Ctrl-C ends it with its report" in shown
 
 
+@pytest.mark.long
 def test_a_narrow_terminal(on_terminal: Call) -> None:
     code, shown = on_terminal("soak", "--for", "2s", "-j", "1", columns=40)
     assert code == PASS
@@ -319,11 +321,11 @@ def test_a_narrow_terminal(on_terminal: Call) -> None:
     assert "never" in plain
 
 
-def test_an_engine_behind_a_pipe(tinyllm: Call) -> None:
+def test_an_engine_behind_a_pipe(invoke: Call) -> None:
     engine = Path(__file__).parents[1] / "testing" / "pipe_engine.py"
     command = shlex.join([sys.executable, str(engine), "--offers", " ".join(CAPABILITIES)])
-    done = tinyllm("soak", "--exec", command, "--for", "2s", "-j", 1)
-    assert done.returncode == PASS, done.stdout + done.stderr
+    done = invoke("soak", "--exec", command, "--for", "1s", "-j", 1)
+    assert done.exit_code == PASS, done.output
     assert "blocks that one truncate gave back" not in done.stdout, "it does not offer that"
 
 
@@ -401,6 +403,7 @@ def test_a_cluster_that_does_not_come_back_is_no_pass(tmp_path: Path) -> None:
     assert (work.report.code, work.problem) == (LOST, "1 searches did not come back in time")
 
 
+@pytest.mark.long
 def test_nothing_is_left_behind(tinyllm: Call, tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()

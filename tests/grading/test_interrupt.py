@@ -66,9 +66,9 @@ def group_is_gone(group: int) -> bool:
     ("number", "to_group", "code"),
     [
         (signal.SIGINT, True, 130),
-        (signal.SIGTERM, False, 143),
-        (signal.SIGTERM, True, 143),
-        (signal.SIGHUP, True, 129),
+        pytest.param(signal.SIGTERM, False, 143, marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, True, 143, marks=pytest.mark.long),
+        pytest.param(signal.SIGHUP, True, 129, marks=pytest.mark.long),
         (signal.SIGKILL, False, -9),
     ],
     ids=["Ctrl-C", "SIGTERM", "SIGTERM to all", "the terminal closes", "SIGKILL"],
@@ -117,11 +117,11 @@ time.sleep(1000)
 @pytest.mark.parametrize(
     ("line", "number", "times", "code"),
     [
-        ("grade tests", signal.SIGINT, 5, 130),
+        pytest.param("grade tests", signal.SIGINT, 5, 130, marks=pytest.mark.long),
         ("check paged.py", signal.SIGINT, 5, 130),
-        ("check paged.py", signal.SIGKILL, 1, -9),
+        pytest.param("check paged.py", signal.SIGKILL, 1, -9, marks=pytest.mark.long),
         ("power --trials 50 --profile deep", signal.SIGTERM, 5, 143),
-        ("power --trials 50 --profile deep", signal.SIGKILL, 1, -9),
+        pytest.param("power --trials 50 --profile deep", signal.SIGKILL, 1, -9, marks=pytest.mark.long),
     ],
 )
 def test_nothing_is_left_by_any_command(
@@ -165,7 +165,10 @@ def users(folder: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("delay", [0.05, 0.3, 0.6, 0.9, 1.3])
+@pytest.mark.parametrize(
+    "delay",
+    [*(pytest.param(delay, marks=pytest.mark.long) for delay in (0.05, 0.3, 0.9, 1.3)), 0.6],
+)
 def test_ctrl_c_at_any_time_shows_no_traceback(
     suite: Callable[..., Path], tmp_path: Path, temporary: Path, delay: float
 ) -> None:
