@@ -2,9 +2,6 @@
 
 import gc
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
@@ -17,7 +14,6 @@ from benchmarks.calls import Operation, Place, Timed
 from benchmarks.growth import LEAST, STYLES, Line, most, slope, take_turns
 from tinyllm.infer.paged import PagedKVCache
 
-ROOT = Path(__file__).parents[1]
 SIZES = [round(10 ** (third / 3)) for third in range(6, 16)]
 YARDSTICKS = {"a copy": 1.3, "a list": 0.9}
 
@@ -161,8 +157,13 @@ def test_a_timed_call_leaves_the_pool_as_it_was(axis: Axis, call: str) -> None:
     assert seen(place.pool) == before
 
 
-def test_a_quick_run_shows_every_call() -> None:
-    cells = [[cell.strip(" ∝") for cell in line.split("│")] for line in run("--quick").splitlines()]
+def test_a_quick_run_shows_and_draws_every_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "150")
+    assert growth.main(["--quick", "--svg", str(tmp_path / "growth.svg")]) == 0
+    gc.enable()
+    cells = [[cell.strip(" ∝") for cell in line.split("│")] for line in capsys.readouterr().out.splitlines()]
     rows = {row[0]: row[1:] for row in cells if len(row) == 8}
     assert rows.keys() == {call for axis in AXES for call in axis.calls}
     for call, row in rows.items():
@@ -171,20 +172,6 @@ def test_a_quick_run_shows_every_call() -> None:
         assert all(math.isfinite(slope) for slope in slopes)
         least, most = (float(cell.replace(",", "")) for cell in row[4:6])
         assert 0 < least <= most
-
-
-def test_the_plot_has_every_axis_and_call(tmp_path: Path) -> None:
-    run("--quick", "--svg", str(tmp_path / "growth.svg"))
     shown = set(ElementTree.parse(tmp_path / "growth.svg").getroot().itertext())
     assert {axis.label for axis in AXES} | STYLES.keys() <= shown
     assert any("µs" in text for text in shown)
-
-
-def run(*options: str) -> str:
-    """What the benchmark prints."""
-    command = [sys.executable, "-m", "benchmarks.growth", *options]
-    env = {**os.environ, "COLUMNS": "150", "PYTHONIOENCODING": "utf-8"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=env, capture_output=True, encoding="utf-8", timeout=300, check=True
-    )
-    return done.stdout

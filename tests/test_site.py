@@ -29,6 +29,7 @@ def script(name: str) -> ModuleType:
 hooks, links = script("hooks"), script("links")
 
 
+@pytest.mark.long
 def test_the_site_builds_and_every_link_leads_somewhere(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}

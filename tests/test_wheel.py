@@ -73,7 +73,13 @@ def test_the_kit_checks_a_file_of_ones_own(run: Run, tmp_path: Path) -> None:
     assert "failed" in run(*command).stdout
 
 
-@pytest.mark.parametrize("module", ["mutants", "jobs.work", "grading", "tools.deep"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "mutants",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("jobs.work", "tools.deep")),
+    ],
+)
 def test_a_project_with_packages_of_such_names(run: Run, tmp_path: Path, module: str) -> None:
     """The wheel brings `tinyllm` alone, and imports nothing else of its own."""
     for name in ("mutants", "tools", "jobs", "grading", "tests", "testing", "cli", "infer"):

@@ -20,6 +20,7 @@ from typer.testing import CliRunner, Result
 
 from tinyllm.cli import ENDING, main
 from tinyllm.cli.app import app
+from tinyllm.grading import bugs
 from tinyllm.llm.llama import TOY, LlamaConfig, toy
 
 REFERENCE = Path(__file__).parents[2] / "tinyllm" / "infer" / "paged.py"
@@ -139,6 +140,13 @@ def here(
         return subprocess.CompletedProcess(["tinyllm", *map(str, arguments)], code, out, err)
 
     return run
+
+
+@pytest.fixture
+def few_bugs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The course is four bugs, and the one that must survive."""
+    few = [bug for bug in bugs.load_set("course") if bug.id in {"s02", "s06", "s07", "s08", "order"}]
+    monkeypatch.setattr(bugs, "load_set", lambda _: few)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import importlib
 import json
 import re
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,10 +97,9 @@ def test_a_cache_that_is_not_right(invoke: Invoke, paged: Any, old: str, new: st
     ("old", "new", "what"),
     [
         ("", WAITS.replace("        ", ""), "loading paged.py"),
-        (INIT, f"        {WAITS}{INIT}", "test_hand_example_block_table"),
         (APPEND, f"        {WAITS}        refs", "test_hand_example_block_table"),
     ],
-    ids=["when imported", "in __init__", "in append"],
+    ids=["when imported", "in append"],
 )
 def test_an_endless_loop(
     invoke: Invoke, paged: Any, monkeypatch: pytest.MonkeyPatch, old: str, new: str, what: str
@@ -155,20 +153,18 @@ def test_json_of_a_failure(invoke: Invoke, paged: Any, tmp_path: Path) -> None:
     assert step["failed"][-1]["problem"]
 
 
-def test_json_of_what_is_not_written(invoke: Invoke, paged: Any, tmp_path: Path) -> None:
-    paged(old=INIT, new="        raise NotImplementedError\n")
-    assert invoke("check", "paged.py", "--json", "out.json").exit_code == WEAK
-    assert json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["check"]["unwritten"] == "__init__"
-
-
+@pytest.mark.usefixtures("few_bugs")
 def test_a_right_one_with_weak_tests(invoke: Invoke, paged: Any, tmp_path: Path) -> None:
     """Both steps; tests that import it by its own name are graded with the bugs under that name."""
     paged(old="ceil(longest layer / B)", new="ceil(longest layer / B)")
     (tmp_path / "test_it.py").write_text(SUITE, encoding="utf-8")
-    done = invoke(
-        "check", "paged.py:PagedKVCache", "--tests", "test_it.py", "--profile", "dev", "--json", "out.json"
-    )
+    arguments = ("--tests", "test_it.py", "--profile", "dev", "--json", "out.json", "--html", "out.html")
+    done = invoke("check", "paged.py:PagedKVCache", *arguments)
     assert done.exit_code == WEAK
+    assert done.stdout.endswith("\nThe page: out.html\n")
+    page = (tmp_path / "out.html").read_text(encoding="utf-8")
+    assert " ".join(("check paged.py:PagedKVCache", *arguments)) in page
+    assert "pytest --plant s06:paged.py:PagedKVCache test_it.py" in page
     assert re.search(r"every law holds over \d+ programs of [\d,]+ lines", done.stdout)
     assert "s06 is required, and survives" in done.stdout
     found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
@@ -178,6 +174,7 @@ def test_a_right_one_with_weak_tests(invoke: Invoke, paged: Any, tmp_path: Path)
     assert (statuses["s02"], statuses["s06"], statuses["order"]) == ("Killed", "Survived", "Ignored")
 
 
+@pytest.mark.long
 def test_tests_that_fail_on_it_are_no_baseline(invoke: Invoke, paged: Any, tmp_path: Path) -> None:
     paged(old="ceil(longest layer / B)", new="ceil(longest layer / B)")
     text = SUITE + "    import paged\n    assert not hasattr(paged, 'MINE')\n"
@@ -189,12 +186,14 @@ def test_tests_that_fail_on_it_are_no_baseline(invoke: Invoke, paged: Any, tmp_p
     assert re.search(r"the clean tests fail: .*; on paged\.py as it is \(seed \d\)", done.stderr)
 
 
-def test_what_an_implementation_does_not_offer_is_said(invoke: Invoke, paged: Any) -> None:
+def test_what_an_implementation_does_not_offer_is_said(invoke: Invoke, paged: Any, tmp_path: Path) -> None:
     paged(old="    _closed = True  #", new="    capabilities = frozenset()\n    _closed = True  #")
-    done = invoke("check", "paged.py", "--profile", "dev")
+    done = invoke("check", "paged.py", "--profile", "dev", "--html", "none.html")
     assert done.exit_code == PASS
     assert "not checked: " in done.stdout
     assert "2  Are the tests any good?  skipped: name them with --tests" in done.stdout
+    assert done.stdout.endswith("\nThere is no grade, and so no page.\n")
+    assert not (tmp_path / "none.html").exists()
 
 
 def test_the_reference_is_graded_by_our_own_tests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -206,12 +205,10 @@ def test_the_reference_is_graded_by_our_own_tests(monkeypatch: pytest.MonkeyPatc
     assert check.own_tests().is_file()
 
 
-def test_check_in_a_process_of_its_own(
-    tinyllm: Callable[..., subprocess.CompletedProcess[str]], paged: Any
-) -> None:
+def test_check_tells_each_step(invoke: Invoke, paged: Any) -> None:
     paged(old="[refs[block] + 1 for block in table]", new="[refs[block] for block in table]")
-    done = tinyllm("check", "paged.py")
-    assert (done.returncode, done.stderr) == (WEAK, "")
+    done = invoke("check", "paged.py")
+    assert (done.exit_code, done.stderr) == (WEAK, "")
     assert "✓ catalogue  test_layers_keep_independent_lengths\n" in done.stdout
     assert "✗ catalogue  test_fork_shares_until_a_write\n" in done.stdout
     assert "\x1b" not in done.stdout

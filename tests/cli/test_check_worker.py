@@ -26,6 +26,7 @@ def held(tmp_path: Path, reference: str) -> Hold:
     return run
 
 
+@pytest.mark.long
 def test_a_right_one(held: Hold) -> None:
     found, sent = held()
     assert found.passed

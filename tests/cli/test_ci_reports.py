@@ -73,7 +73,7 @@ def test_grade_under_github_actions(invoke: Invoke, tmp_path: Path, summary: Pat
 
 
 @pytest.mark.usefixtures("summary")
-@pytest.mark.parametrize("where", ["folder", "none/summary.md"])
+@pytest.mark.parametrize("where", ["folder", pytest.param("none/summary.md", marks=pytest.mark.long)])
 def test_a_summary_that_cannot_be_written(
     invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -123,6 +123,7 @@ def test_check_tells_a_broken_law(invoke: Invoke, tmp_path: Path, reference: str
     assert "<pre>law 8, copy on write" in text
 
 
+@pytest.mark.usefixtures("few_bugs")
 def test_check_tells_both_steps(invoke: Invoke, tmp_path: Path, reference: str, summary: Path) -> None:
     """What is not offered is skipped; weak tests fail the second step."""
     text = reference.replace(

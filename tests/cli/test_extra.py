@@ -1,5 +1,6 @@
 """Without the extra `check` the cache works, and the command says what is missing."""
 
+import json
 import os
 import struct
 import subprocess
@@ -13,8 +14,9 @@ BLOCK = """
 import sys
 
 class Blocker:
+    missing = {missing}
     def find_spec(self, name, path=None, target=None):
-        if {{name, name.partition(".")[0]}} & {missing}:
+        if {{name, name.partition(".")[0]}} & self.missing:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 sys.meta_path.insert(0, Blocker())
@@ -27,7 +29,7 @@ def run(tmp_path: Path) -> Run:
     """Runs code in a Python, and in all that it starts, where some modules are missing."""
 
     def call(missing: set[str], code: str) -> subprocess.CompletedProcess[str]:
-        (tmp_path / "sitecustomize.py").write_text(BLOCK.format(missing=missing), encoding="utf-8")
+        (tmp_path / "sitecustomize.py").write_text(BLOCK.format(missing=missing or "set()"), encoding="utf-8")
         path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
         return subprocess.run(
             [sys.executable, "-c", code],
@@ -42,9 +44,26 @@ def run(tmp_path: Path) -> Run:
     return call
 
 
-@pytest.mark.parametrize(
-    ("missing", "arguments"),
-    [
+EACH = """
+import contextlib, io, json, sys
+from tinyllm.cli import main
+said = []
+for missing, arguments in CASES:
+    sys.meta_path[0].missing = {missing}
+    out, err, code = io.StringIO(), io.StringIO(), None
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main(arguments)
+        except SystemExit as ended:
+            code = ended.code
+    said.append([code, out.getvalue(), err.getvalue()])
+print(json.dumps(said))
+"""
+
+
+def test_the_command_names_the_extra(run: Run, tmp_path: Path) -> None:
+    """Each in its turn: what is missing is not imported, and so is missing again."""
+    cases = [
         ("typer", ["--help"]),
         ("rich", ["--help"]),
         ("hypothesis", ["check"]),
@@ -55,17 +74,15 @@ def run(tmp_path: Path) -> Run:
         ("platformdirs", ["model", "path"]),
         ("platformdirs", ["model", "fetch"]),
         ("gguf", ["model", "info", "--model", "tiny.gguf"]),
-    ],
-)
-def test_the_command_names_the_extra(run: Run, tmp_path: Path, missing: str, arguments: list[str]) -> None:
+    ]
     tiny = struct.pack("<4sIQQQ", b"GGUF", 3, 1, 0, 1) + b"t" + struct.pack("<IQIQ", 1, 1, 0, 0) + bytes(64)
     (tmp_path / "tiny.gguf").write_bytes(tiny)  # one tensor, t
-    done = run({missing}, f"from tinyllm.cli import main\nmain({arguments})")
-    assert (done.returncode, done.stdout) == (2, "")
-    extra = "model" if arguments[0] == "model" else "check"
-    assert done.stderr == (
-        f"tinyllm: {missing} is missing; it is in the extra `{extra}`: see Getting it in README.md\n"
-    )
+    done = run(set(), EACH.replace("CASES", repr(cases)))
+    assert (done.returncode, done.stderr) == (0, "")
+    for (missing, arguments), told in zip(cases, json.loads(done.stdout), strict=True):
+        extra = "model" if arguments[0] == "model" else "check"
+        line = f"tinyllm: {missing} is missing; it is in the extra `{extra}`: see Getting it in README.md\n"
+        assert told == [2, "", line], (missing, arguments)
 
 
 def test_what_works_without_works(run: Run) -> None:

@@ -110,18 +110,18 @@ def test_the_tables_know_what_there_is() -> None:
 
 
 @pytest.mark.parametrize("files", [[], ["conftest.py", "helper.py"]])
-def test_a_folder_without_a_test_file(tinyllm: Callable[..., Any], tmp_path: Path, files: list[str]) -> None:
+def test_a_folder_without_a_test_file(invoke: Callable[..., Any], tmp_path: Path, files: list[str]) -> None:
     (tmp_path / "suite").mkdir()
     for name in files:
         (tmp_path / "suite" / name).touch()
-    done = tinyllm("grade", "suite", "--bug", "s01")
-    assert (done.returncode, done.stdout) == (2, "")
+    done = invoke("grade", "suite", "--bug", "s01")
+    assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr == "tinyllm: there is no test file in suite\n"
 
 
-def test_a_file_without_a_test(tinyllm: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_file_without_a_test(invoke: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "suite").mkdir()
     (tmp_path / "suite" / "test_a.py").touch()
-    done = tinyllm("grade", "suite", "--bug", "s01")
-    assert done.returncode == 1
+    done = invoke("grade", "suite", "--bug", "s01")
+    assert done.exit_code == 1
     assert "there is no test to grade" in done.stdout

@@ -1,7 +1,6 @@
 """`--html`: the page of a grade, where it is, and the command that it names."""
 
 import re
-import shutil
 from collections.abc import Callable
 from html import unescape
 from pathlib import Path
@@ -14,7 +13,7 @@ from tinyllm.grading.bugs import Bug, Edit, load_set
 
 Invoke = Callable[..., Any]
 SUITE = (
-    "import numpy as np\nfrom {module} import PagedKVCache\n\ndef test():\n"
+    "import numpy as np\nfrom tinyllm.infer.paged import PagedKVCache\n\ndef test():\n"
     "    cache = PagedKVCache(4, 2, 1, 1, 1)\n    cache.add_seq(0)\n    one = np.ones((1, 1, 1))\n"
     "    cache.append(0, 0, one, one)\n    assert cache.gather(0, 0)[0].shape == one.shape\n"
 )
@@ -23,7 +22,7 @@ SUITE = (
 @pytest.fixture
 def suite(tmp_path: Path) -> str:
     """Kills s02, and leaves s06 alive; its name is to be quoted."""
-    (tmp_path / "test it.py").write_text(SUITE.format(module="tinyllm.infer.paged"), encoding="utf-8")
+    (tmp_path / "test it.py").write_text(SUITE, encoding="utf-8")
     return "test it.py"
 
 
@@ -64,23 +63,6 @@ def test_another_module_has_no_witness_and_no_law(invoke: Invoke, tmp_path: Path
     assert "new 1 1 1 1 1" in text
     assert "<figure>" not in text
     assert "law 3" not in text
-
-
-def test_a_check_as_a_page(invoke: Invoke, reference: str, tmp_path: Path) -> None:
-    (tmp_path / "paged.py").write_text(reference, encoding="utf-8")
-    (tmp_path / "test_it.py").write_text(SUITE.format(module="paged"), encoding="utf-8")
-    arguments = ("--profile", "dev", "--html", "out.html")
-    done = invoke("check", "paged.py", "--tests", "test_it.py", *arguments)
-    assert done.exit_code == 1, done.output
-    assert done.stdout.endswith("\nThe page: out.html\n")
-    text = (tmp_path / "out.html").read_text(encoding="utf-8")
-    assert "check paged.py --tests test_it.py --profile dev --html out.html" in text
-    assert "pytest --plant s06:paged.py test_it.py" in text
-    shutil.rmtree(tmp_path / "tests", ignore_errors=True)
-    done = invoke("check", "paged.py", "--profile", "dev", "--html", "none.html")
-    assert done.exit_code == 0
-    assert done.stdout.endswith("\nThere is no grade, and so no page.\n")
-    assert not (tmp_path / "none.html").exists()
 
 
 def test_every_bug_of_ours_is_drawn_and_says_what_catches_it() -> None:

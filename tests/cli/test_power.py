@@ -18,10 +18,10 @@ Call = Callable[..., Any]
 BUG = load_set("course")[0]
 
 
-def test_what_is_found_is_counted(tinyllm: Call, tmp_path: Path) -> None:
+def test_what_is_found_is_counted(invoke: Call, tmp_path: Path) -> None:
     path = tmp_path / "power.json"
-    done = tinyllm("power", "--trials", 2, "--bug", "s09", "--bug", "s08", "--json", path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = invoke("power", "--trials", 2, "--bug", "s09", "--bug", "s08", "--json", path)
+    assert done.exit_code == 0, done.output
     assert "s08" in done.stdout
     assert done.stdout.count("2/2") == 2
     assert "median of the medians: " in done.stdout
@@ -67,9 +67,9 @@ def test_what_was_known_when_the_cluster_was_lost(
         (("--json", "/nowhere/p.json"), "/nowhere/p.json cannot be written"),
     ],
 )
-def test_wrong_options_are_refused(tinyllm: Call, arguments: tuple[Any, ...], message: str) -> None:
-    done = tinyllm("power", *arguments)
-    assert done.returncode == 2
+def test_wrong_options_are_refused(invoke: Call, arguments: tuple[Any, ...], message: str) -> None:
+    done = invoke("power", *arguments)
+    assert done.exit_code == 2
     assert message in done.stderr.replace("\n", " ")
 
 

@@ -139,6 +139,7 @@ def test_the_next_test_comes_with_its_hint(invoke: Invoke, tmp_path: Path, refer
     assert "a hint: What does each method do with an id it has never seen" in " ".join(done.stdout.split())
 
 
+@pytest.mark.long
 def test_a_cache_that_passes_the_ten_tests_sees_no_stages(
     invoke: Invoke, tmp_path: Path, reference: str
 ) -> None:

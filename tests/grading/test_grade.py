@@ -110,7 +110,13 @@ class Lost(ThreadPoolExecutor):
 
 @pytest.mark.parametrize(
     ("units", "known", "missing"),
-    [(1, None, None), (2, None, None), (3, None, None), (6, ["s12"], 3), (10, ["s02", "s12"], 1)],
+    [
+        pytest.param(1, None, None, marks=pytest.mark.long),
+        pytest.param(2, None, None, marks=pytest.mark.long),
+        (3, None, None),
+        (6, ["s12"], 3),
+        pytest.param(10, ["s02", "s12"], 1, marks=pytest.mark.long),
+    ],
 )
 def test_what_was_known_when_the_workers_were_lost(
     suite: Callable[..., Path], listener: Any, units: int, known: Any, missing: Any

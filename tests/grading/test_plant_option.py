@@ -43,7 +43,6 @@ def test_a_planted_bug_fails_the_tests(
     assert "4 failed" in done.stdout
     assert "for first_block, stop_block in [(block, block + 1) for block in blocks]:" in done.stdout
     assert list((tmp_path / "temporary").glob("tinyllm-*")) == []
-    assert run(path).returncode == 0
 
 
 OVERRUN = """
@@ -65,11 +64,11 @@ def test_reused_block(n):
 
 def test_the_same_without_the_bug(run: Run, suite: Callable[..., Path]) -> None:
     path = suite("PRELUDE\ndef test(): assert not has_s02()")
-    assert run("--plant", "s02", path).returncode == 1
     assert run("--plant", "s13", path).returncode == 0
     assert run(path).returncode == 0
 
 
+@pytest.mark.long
 def test_our_own_tests_fail_on_s06(run: Run) -> None:
     done = run("--plant", "s06", "-x", "-c", OWN.parents[2] / "pyproject.toml", OWN)
     assert (done.returncode, done.stderr) == (1, "")

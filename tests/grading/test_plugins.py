@@ -33,14 +33,18 @@ def test_neither(): assert cache_of_one()
 """
 
 
-@pytest.mark.parametrize("keep_going", [False, True], ids=["verdict", "matrix"])
+@pytest.mark.parametrize(
+    "keep_going",
+    [pytest.param(False, marks=pytest.mark.long), True],
+    ids=["verdict", "matrix"],
+)
 def test_a_plugin_that_shuffles_changes_nothing(grade: Grade, keep_going: bool) -> None:
-    """Whatever each of the runs happens to begin with: in each of three trials."""
+    """Whatever each of the runs happens to begin with: in each of two trials."""
     verdict = grade(
-        {"conftest.py": SHUFFLES, "test_it.py": MANY}, "s02", "s12", "s13", trials=3, keep_going=keep_going
+        {"conftest.py": SHUFFLES, "test_it.py": MANY}, "s02", "s12", "s13", trials=2, keep_going=keep_going
     )
     assert verdict.statuses == {"s02": "killed", "s12": "killed", "s13": "survived"}
-    assert [result.kills for result in verdict.grade.results] == [3, 3, 0]
+    assert [result.kills for result in verdict.grade.results] == [2, 2, 0]
     assert not [trial for result in verdict.grade.results for trial in result.trials if trial.unsteady]
     if keep_going:
         by = [
@@ -91,7 +95,7 @@ def test_counted():
 """
 
 
-@pytest.mark.parametrize("last", [4, 5, 9])
+@pytest.mark.parametrize("last", [*(pytest.param(last, marks=pytest.mark.long) for last in (4, 9)), 5])
 def test_a_burst_of_failures_kills_nothing(grade: Grade, last: int) -> None:
     """Runs 1 and 2 are clean, 3 and 4 have bugs; from 5 on there are those that would confirm their kills."""
     verdict = grade(BURST.replace("FIRST", "3").replace("LAST", str(last)), "s12", "s13", jobs=1)
@@ -110,7 +114,7 @@ def pytest_collection_modifyitems(items):
 """
 
 
-@pytest.mark.parametrize("method", ["signal", "thread"])
+@pytest.mark.parametrize("method", [pytest.param("signal", marks=pytest.mark.long), "thread"])
 def test_a_test_that_a_plugin_ends_is_a_timeout(grade: Grade, method: str) -> None:
     hangs = "PRELUDE\nimport time\ndef test():\n    while has_s02(): time.sleep(0.01)\n"
     verdict = grade({"conftest.py": LATE.replace("METHOD", method), "test_it.py": hangs})
