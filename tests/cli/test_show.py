@@ -61,9 +61,9 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_example_in_a_pipe(tinyllm: Callable[..., Any]) -> None:
-    done = tinyllm("show", "--example")
-    assert (done.returncode, done.stderr) == (0, "")
+def test_the_example_in_a_pipe(invoke: Invoke) -> None:
+    done = invoke("show", "--example")
+    assert (done.exit_code, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
     assert COPY in done.stdout
     assert REFUSED in done.stdout
@@ -103,7 +103,9 @@ def test_no_line_is_wider_than_the_screen(text: str, columns: int) -> None:
             assert line.plain.count("[b") == line.plain.count("]"), "a block is on one line"
 
 
-@pytest.mark.parametrize("columns", [40, 80, 120])
+@pytest.mark.parametrize(
+    "columns", [40, *(pytest.param(width, marks=pytest.mark.long) for width in (80, 120))]
+)
 def test_a_terminal_of_this_width(
     on_terminal: Callable[..., tuple[int, str]], tmp_path: Path, columns: int
 ) -> None:
@@ -212,9 +214,9 @@ def test_help(invoke: Invoke) -> None:
         assert name in shown
 
 
-def test_an_engine_behind_a_pipe(tinyllm: Callable[..., Any], trace: Path) -> None:
+def test_an_engine_behind_a_pipe(invoke: Invoke, trace: Path) -> None:
     engine = ROOT / "tests" / "testing" / "pipe_engine.py"
-    done = tinyllm("show", trace, "--exec", f"{sys.executable} {engine}")
+    done = invoke("show", trace, "--exec", f"{sys.executable} {engine}")
     assert COPY in done.stdout, done.stderr
 
 
@@ -268,7 +270,7 @@ def test_step_asks_between_the_lines_alone(command: str) -> None:
     assert shown.count("Enter: the next line") == 13
 
 
-def test_step_where_nobody_is_asked(tinyllm: Callable[..., Any], command: str) -> None:
+def test_step_where_nobody_is_asked(invoke: Invoke, command: str) -> None:
     done = subprocess.run(
         [command, "show", "--example", "--step"],
         stdin=subprocess.DEVNULL,
@@ -276,4 +278,4 @@ def test_step_where_nobody_is_asked(tinyllm: Callable[..., Any], command: str) -
         text=True,
         check=True,
     )
-    assert done.stdout == tinyllm("show", "--example").stdout
+    assert done.stdout == invoke("show", "--example").stdout
