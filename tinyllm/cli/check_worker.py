@@ -112,8 +112,10 @@ def _problem(check: "Check", held: Held, impl: str) -> str:
         broken = check.run(bool(held.story)).worst
     except NotOffered as needed:
         held.not_checked += (f"{check.kind}: {check.name} needs {needed}",)
+        return ""
     except CutShort as cut:
         held.not_checked += (f"{check.kind}: {check.name} {cut}",)
+        return ""
     except NotImplementedError as error:
         held.unwritten = held.unwritten or _place(error)
         return _place(error) + UNWRITTEN
