@@ -12,10 +12,11 @@ Every step is a line of a trace, run and checked by `Run`. The numbers below wer
 planted bugs a random program finds: layers must be appended to unevenly, and forked while they are uneven.
 """
 
+import itertools
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -37,6 +38,8 @@ from tinyllm.testing.trace import Op
 IDS = range(4)  # few, so that ids are used again
 BLOCKS = (2, 9)  # tiny pools fill up, and what is freed is soon used again
 SIZES = (1, 4)  # of a block: position arithmetic shows its faults at small B
+LOOKS = [(True,), (True,), (False, True), (False, False, True), (False,) * 5 + (True,)]
+"""Which lines of a program are looked at, in turns: what a read mends shows only where nobody reads."""
 LAYERS = [2, 2, 3, 3, 1]  # mostly several: many faults need a layer that lags
 WIDE = st.sampled_from([2, 2, 2, 3, 1])  # heads and dims: a swapped axis hides where a size is 1
 
@@ -165,6 +168,7 @@ class CacheMachine(RuleBasedStateMachine):
         super().__init__()
         self.run = Run(self.factory or self._made, self.observer())
         self._raised = sys.exc_info()[1]
+        self._looks: Iterator[bool] = itertools.repeat(True)
 
     def observer(self) -> Observer:
         """Who hears of the run of this program."""
@@ -181,7 +185,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def line(self, name: str, *args: int | float, **more: Any) -> None:
         """Run one line of the program; whether it must be refused, and how, is the oracle's to say."""
-        self.run.draw(Op(name, args, **more))
+        self.run.draw(Op(name, args, quiet=not next(self._looks), **more))
 
     def extend(self, seq: int, layer: int, n: int, **more: Any) -> None:
         """An append to one layer; to all of them, where layers do not grow by themselves."""
@@ -196,8 +200,14 @@ class CacheMachine(RuleBasedStateMachine):
         lens = {seq: self.run.oracle.lens(seq) for seq in seqs or sorted(self.run.oracle.tables)}
         return [(seq, layer) for seq in lens for layer, n in enumerate(lens[seq]) if n < max(lens[seq])]
 
-    @initialize(start=configs.flatmap(starts), forked=st.sampled_from([True, True, False]))
-    def new(self, start: tuple[Config, tuple[int, ...]], forked: bool) -> None:
+    @initialize(
+        start=configs.flatmap(starts),
+        forked=st.sampled_from([True, True, False]),
+        looks=st.sampled_from(LOOKS),
+    )
+    def new(
+        self, start: tuple[Config, tuple[int, ...]], forked: bool, looks: tuple[bool, ...] = (True,)
+    ) -> None:
         """A cache that already holds a sequence with uneven layers, often forked: most faults need one."""
         config, lens = start
         self.line("new", *config)
@@ -208,6 +218,7 @@ class CacheMachine(RuleBasedStateMachine):
                 self.extend(0, layer, n)
         if forked and Capability.FORK in self.run.offers:
             self.line("fork", 0, 1)
+        self._looks = itertools.cycle(looks)
 
     @precondition(_some_unused)
     @rule(seq=unused)
@@ -272,12 +283,14 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(seq=live, data=st.data())
     def wrong_argument(self, seq: int, data: st.DataObject) -> None:
         """An id, a layer or a count that is out of bounds is refused, and changes nothing (laws 10, 15)."""
-        gone, end = len(self.ids), self.run.config.n_layers
+        ids = range(len(self.ids) + 2)
+        gone, child, *_ = (i for i in ids if i not in self.run.oracle.tables)  # soon added, or forked onto
+        end = self.run.config.n_layers
         longest = max(self.run.oracle.lens(seq))
         reads = [(gone, 0), (seq, end), (seq, -1)]
         calls: dict[str, Sequence[tuple[int | float, ...]]] = {
             "add": [(seq,), (0.5,)],
-            "fork": [(gone, gone + 1), (seq, seq)],
+            "fork": [(gone, child), (child, gone), (seq, seq)],
             "append": [(seq, end, 1), (seq, -1, 1), (seq, 0.5, 1), (gone, 0, 1)],
             "free": [(gone,)],
             "truncate": [(gone, 0), (seq, -1), (seq, longest + 1), (seq, 0.5)],
@@ -318,6 +331,7 @@ class CacheMachine(RuleBasedStateMachine):
         except LawBroken as broken:
             if not (broken.beyond and self.search.goes_on):
                 raise
+        self._looks = itertools.repeat(True)
         for seq in list(self.run.oracle.tables):
             for place in self.lagging(seq):
                 self.catch_up(place)

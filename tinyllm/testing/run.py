@@ -40,6 +40,11 @@ SMALL = 1 << 26  # bytes of a pool that any machine has room for
 class Observer:
     """Hears of a run, line by line. Override what you want to hear."""
 
+    @property
+    def asks_extensions(self) -> bool:
+        """Whether the methods beyond the ten are to be asked."""
+        return True
+
     def before(self, run: "Run", op: Op) -> None:
         """A line is about to be run."""
 
@@ -82,6 +87,7 @@ class Run:
         self.view = View({}, {}, {}, {"free": config.num_blocks}, config.num_blocks)
         self._before, self._tables = self.view, dict(self.oracle.tables)
         self._acted: dict[int, Acted] = {}  # since the last look
+        self._quiet = False  # whether a line since then was not to be looked at
         self._to_count = self._to_read = False
 
     @property
@@ -149,11 +155,10 @@ class Run:
         self.hold()
         if self.cache is None or self.closed or self._in_step():
             return
-        beyond = self._beyond or self._caller.wrong_extension(self.view, self.config)
-        if beyond is not None:
-            self._to_count = self._to_read = True
-            self.hold()  # what its caller wrote into an answer (12), say, broke the ten methods as well
-            self._telling(partial(_raise, beyond.but(beyond=True)))
+        self._to_count = self._to_read = True
+        self.hold()  # what an extension did (12, say) may have broken the ten methods as well
+        if self._beyond is not None:
+            self._telling(partial(_raise, self._beyond.but(beyond=True)))
 
     def _admit(self, op: Op) -> Due:
         """What is due to a line. Raises TraceError for one that cannot be run."""
@@ -183,7 +188,7 @@ class Run:
 
     def _perform(self, op: Op, due: Due) -> None:
         """Make the call, and hold what it raises to what is due."""
-        if op.name == "append" and due.errors <= OUT_OF_BLOCKS and self._beyond is None:
+        if op.name == "append" and due.errors <= OUT_OF_BLOCKS and self._asks():
             self._beyond = self._caller.wrong_need(op, due.price)
         if op.name == "new":
             raised = self._caller.new(op.args, keep=not due.errors)
@@ -219,7 +224,13 @@ class Run:
             self._start(self.config)
             return
         self._act(op, args)
-        self._to_count = self._to_read = not (op.name == "append" and self._in_step(args[0]))
+        if not (op.name == "append" and self._in_step(args[0])):
+            self._to_look(op)
+
+    def _to_look(self, op: Op) -> None:
+        """A look is due after the line, unless it is a quiet one."""
+        self._quiet = self._quiet or op.quiet
+        self._to_count = self._to_read = not op.quiet
 
     def _act(self, op: Op, args: tuple[int, ...]) -> None:
         """Note which sequence the line changed; of one that was forked, the child."""
@@ -242,7 +253,8 @@ class Run:
         exact = Capability.EXACT_ERRORS in self.offers or law == 9 or "OutOfBlocks" in names
         if isinstance(raised, NotReturned) or (exact and not names & errors):
             raise LawBroken(law, op.name, f"'{op}'", named(raised)) from raised
-        self._to_count = self._to_read = not self.closed and op.name != "new"
+        if not self.closed and op.name != "new":
+            self._to_look(op)
 
     def _check_leak(self, op: Op) -> None:
         """Law 6 without counts: what a new cache takes, one in which nothing is held takes as well."""
@@ -260,20 +272,31 @@ class Run:
         """The first half of a look."""
         self._before = self.view
         self.view = self._looked(lambda: self._caller.counts(self.oracle))
-        self._check([laws.check_counts_unchanged] if self.refused else self._counts)
+        self._check([laws.check_counts_unchanged] if self._nothing_done() else self._counts)
 
     def _look_at_contents(self) -> None:
         """The second half: it leaves nothing that was acted on."""
         self.view = self._looked(lambda: self._caller.contents(self.oracle, self.view))
-        self._check([laws.check_contents_unchanged] if self.refused else CONTENTS)
+        self._check([laws.check_contents_unchanged] if self._nothing_done() else CONTENTS)
         self._acted, self._tables = {}, dict(self.oracle.tables)  # it replaces a table, and changes none
+        self._quiet = False
+        if self._asks():
+            self._beyond = self._caller.wrong_extension(self.view, self.config)
+
+    def _asks(self) -> bool:
+        """Whether a law is looked for that only extensions show: the first one is told, at the end."""
+        return self._beyond is None and self._observer.asks_extensions
+
+    def _nothing_done(self) -> bool:
+        """Whether every line since the last look was refused."""
+        return self.refused and not self._acted
 
     def _looked(self, look: Callable[[], View]) -> View:
         """Look; after a refusal, what cannot be seen any more was changed by it (law 10)."""
         try:
             return look()
         except LawBroken as broken:
-            if not self.refused or broken.law == 12 or isinstance(broken.__cause__, NotReturned):
+            if not self._nothing_done() or broken.law == 12 or isinstance(broken.__cause__, NotReturned):
                 raise
             due = f"{broken.expected} after the refused '{self.ops[-1]}'"
             raise LawBroken(10, "unchanged", due, broken.found) from broken.__cause__

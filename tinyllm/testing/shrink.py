@@ -100,6 +100,7 @@ def _changed(ops: list[Op], kinds: set[str], to: dict[int | float, int | float])
 
 def _simpler(op: Op) -> Iterator[Op]:
     """The line without its form or data, or with one number lower: near 0 first, then as in a bisection."""
+    yield op._replace(quiet=False)
     yield op._replace(form="")
     yield op._replace(data=None)
     for at, number in enumerate(op.args):

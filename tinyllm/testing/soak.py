@@ -16,7 +16,7 @@ from hypothesis.stateful import initialize
 from tinyllm.testing.check import search, shortest
 from tinyllm.testing.contract import Config, Factory
 from tinyllm.testing.laws import Findings, LawBroken
-from tinyllm.testing.machine import LAYERS, WIDE, CacheMachine, Search, configs, shard, starts
+from tinyllm.testing.machine import LAYERS, LOOKS, WIDE, CacheMachine, Search, configs, shard, starts
 from tinyllm.testing.profiles import profile
 from tinyllm.testing.reach import Meter, Reached, Tables
 from tinyllm.testing.run import Observer, Run
@@ -137,10 +137,16 @@ class SoakMachine(CacheMachine):
         self._recorder = Recorder(self.search)
         return self._recorder
 
-    @initialize(start=st.one_of(configs, large).flatmap(starts), forked=st.sampled_from([True, True, False]))
-    def new(self, start: tuple[Config, tuple[int, ...]], forked: bool) -> None:
+    @initialize(
+        start=st.one_of(configs, large).flatmap(starts),
+        forked=st.sampled_from([True, True, False]),
+        looks=st.sampled_from(LOOKS),
+    )
+    def new(
+        self, start: tuple[Config, tuple[int, ...]], forked: bool, looks: tuple[bool, ...] = (True,)
+    ) -> None:
         """The same, but half of the pools are larger."""
-        super().new(start, forked)
+        super().new(start, forked, looks)
 
     def teardown(self) -> None:
         """Count the program, if it broke nothing; then leave, if the time is up."""

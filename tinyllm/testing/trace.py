@@ -6,15 +6,17 @@
     append 0 0 2 as strided   # the same, handed over in another form
     append 0 0 1 KHEX VHEX    # with data: little-endian float32, C order [H, T, D]
     fork 0 1
+    append 0 0 1 @7/40        # values of the pattern from number 7 (V: from 40) on: data that repeat
     append 1 0 9 ! OutOfBlocks   # must be refused, by an error of that name
     table 0                   # reads: also len SEQ LAYER, gather SEQ LAYER, stats
     truncate 1 2              # cut every layer to two positions, where the cache can
-    free 0
+    free 0 quiet              # nothing is looked at after this line
     close
 
 `#` starts a comment. An append without data stores the next values of one pattern: for the i-th scalar since
 `new`, in C order of [H, T, D], k = 1 + (i mod 2039) and v = -k, which float16 holds exactly. A refused append
-does not advance i. A number that is not whole (`add 1.5`) is handed over as it is, to be refused.
+does not advance i, and neither does one with `@`. A number that is not whole (`add 1.5`) is handed over as it
+is, to be refused.
 """
 
 import math
@@ -37,6 +39,7 @@ MOST = {
     "dims": 2**12,
 }
 """What a size may be at most; a cache of larger ones cannot be run."""
+PLACES = 2**40  # of the pattern, that a line can name
 VALUES = 2**24  # of K, that one append hands over; what is longer is written as several
 ADDRESSED = 2**47  # bytes: of what a pool may take at most, if this machine has them
 SHOWN = 200  # characters of a line that a message quotes
@@ -62,12 +65,21 @@ class Op(NamedTuple):
     form: str = ""
     data: tuple[str, str] | None = None
     refusal: str = ""
+    quiet: bool = False
 
     def __str__(self) -> str:
-        words = [self.name, *map(str, self.args), *(self.data or ())]
+        words = [self.name, *map(str, self.args), *_data_words(self.data)]
         words += ["as", self.form] if self.form else []
         words += ["!", self.refusal] if self.refusal else []
+        words += ["quiet"] if self.quiet else []
         return " ".join(words)
+
+
+def _data_words(data: tuple[str, str] | None) -> tuple[str, ...]:
+    if data is None or not data[0].startswith("@"):
+        return data or ()
+    k, v = data
+    return (k if k == v else f"{k}/{v[1:]}",)
 
 
 def parse(text: str) -> list[Op]:
@@ -93,7 +105,7 @@ def program(text: str) -> list[Op]:
 
 def check_sizes(op: Op, config: Config) -> None:
     """Raises TooLarge for a `new` or an `append` that no machine can run; `config` is that of the cache."""
-    if op.name == "append" and op.data is None:
+    if op.name == "append" and (op.data is None or op.data[0].startswith("@")):
         most = VALUES // (config.n_kv_heads * config.d_head)
         if op.args[2] > most:
             raise TooLarge(f"'{op}' hands over too much at once: at most {most:,} tokens of this cache")
@@ -118,6 +130,8 @@ def _cut(text: str) -> str:
 def _parse_line(words: list[str]) -> Op:
     refusal = form = ""
     name, *words = words
+    quiet = words[-1:] == ["quiet"]
+    words = words[:-1] if quiet else words
     if name not in OPERATIONS:
         raise TraceError(f"{_cut(name)!r} is no operation; there are {', '.join(OPERATIONS)}")
     if "!" in words:
@@ -134,14 +148,17 @@ def _parse_line(words: list[str]) -> Op:
         form = after[0]
     wanted = OPERATIONS[name].arguments
     args, rest = words[: len(wanted)], words[len(wanted) :]
+    if name == "append" and len(rest) == 1 and rest[0].startswith("@"):
+        k, slash, v = rest[0][1:].partition("/")
+        rest = [f"@{k}", f"@{v if slash else k}"]
     if len(args) < len(wanted) or (rest and not (name == "append" and len(rest) == 2 and not form)):
         raise TraceError(f"{name} takes {', '.join(wanted) or 'nothing'}")
     for word in rest:
-        _decode(word)
+        _check_data(word)
     numbers = tuple(_number(word) for word in args)
     if name == "append" and not isinstance(numbers[2], int):
         raise TraceError(f"{args[2]} tokens: a number of tokens is whole")
-    return Op(name, numbers, form, (rest[0], rest[1]) if rest else None, refusal)
+    return Op(name, numbers, form, (rest[0], rest[1]) if rest else None, refusal, quiet)
 
 
 def _number(word: str) -> int | float:
@@ -155,6 +172,13 @@ def _number(word: str) -> int | float:
         return float(word)
     except ValueError:
         raise TraceError(f"{_cut(word)!r} is no number") from None
+
+
+def _check_data(word: str) -> None:
+    if not word.startswith("@"):
+        _decode(word)
+    elif not word[1:].isdecimal() or int(word[1:]) > PLACES:
+        raise TraceError(f"{_cut(word)!r} is no place in the pattern: @ and a number, at most {PLACES:,}")
 
 
 def _decode(word: str) -> Values:
@@ -183,6 +207,9 @@ def values(op: Op, start: int, config: Config) -> tuple[Values, Values]:
     if op.data is None:
         return pattern(start, config, tokens)
     shape = (config.n_kv_heads, tokens, config.d_head)
+    if op.data[0].startswith("@"):
+        at_k, at_v = (int(word[1:]) for word in op.data)
+        return pattern(at_k, config, tokens)[0], pattern(at_v, config, tokens)[1]
     k, v = (_decode(word) for word in op.data)
     if k.size != v.size or k.size != config.n_kv_heads * tokens * config.d_head:
         raise TraceError(f"{op.name} {op.args}: data of {k.size} and {v.size} values for shape {shape}")
