@@ -33,13 +33,17 @@ def graded(*ends: str, module: str = "pkg.mod", path: str = "mod.py", symptom: s
     return Grade(Target(module, path, SOURCE), ("my tests",), 3, results, [0], 1.0)
 
 
+def as_junit(grade: Grade) -> str:
+    return junit.render({"planted bugs": junit.cases(grade)})
+
+
 def parse(text: str) -> ElementTree.Element:
     return ElementTree.fromstring(text.encode())
 
 
 def test_each_bug_is_a_test_case() -> None:
     ends = ("killed", "survived", "timeout", "invalid", "no survived", "no killed", "no timeout")
-    (suite,) = parse(junit.as_junit(graded(*ends)))
+    (suite,) = parse(as_junit(graded(*ends)))
     shown = {case.attrib["name"]: next(iter(case), None) for case in suite.iter("testcase")}
     found = {name.partition(":")[0]: None if one is None else one.tag for name, one in shown.items()}
     assert found == {
@@ -72,7 +76,7 @@ def test_each_bug_is_a_test_case() -> None:
 
 def test_the_shape_is_that_of_the_common_schemas() -> None:
     """What Ant's schema requires of each element, and nothing that Jenkins' does not know."""
-    root = parse(junit.as_junit(graded("killed", "survived", "no killed")))
+    root = parse(as_junit(graded("killed", "survived", "no killed")))
     assert (root.tag, root.attrib) == ("testsuites", {})
     for suite in root:
         assert suite.attrib.keys() == SUITE
@@ -94,7 +98,7 @@ def test_a_note_and_the_command_that_repeats() -> None:
 
 def test_text_that_means_to_do_harm() -> None:
     grade = graded("survived", symptom=HOSTILE)
-    (failure,) = parse(junit.as_junit(grade)).iter("failure")
+    (failure,) = parse(as_junit(grade)).iter("failure")
     assert r"::error::\x1b[31m\x00 %0A \ud800" in (failure.text or "")
     summary = github.summary(grade)
     summary.encode()

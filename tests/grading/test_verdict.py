@@ -98,7 +98,31 @@ def test_medians_are_those_of_the_kills() -> None:
     found = result("b", "kskk")  # at 0, 2, 3 seconds and 0, 20, 30 examples
     assert (found.median("seconds"), found.median("examples")) == (2.0, 20)
     assert found.killed_by == ["test_0", "test_2", "test_3"]
+    assert found.killers == ("test_0", " and 2 more")
     assert result("b", "ss").median("seconds") is None
+    assert result("b", "ss").killers == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("trials", "survives", "label", "is_right"),
+    [
+        ("kk", False, "killed", True),
+        ("ks", False, "survived", False),
+        ("kt", False, "timeout", False),
+        ("ss", True, "as it must", True),
+        ("sk", True, "objected", False),
+        ("st", True, "timeout", False),
+    ],
+)
+def test_labels(trials: str, survives: bool, label: str, is_right: bool) -> None:
+    found = result("b", trials, survives=survives)
+    assert (found.label, found.is_right) == (label, is_right)
+
+
+def test_a_grade_counts_what_was_killed() -> None:
+    found = grade(result("b", "k"), result("c", "s"), result("order", "k", survives=True))
+    assert (found.killed, [one.bug.id for one in found.alive]) == (1, ["c"])
+    assert found.verdict == "FAIL" and grade(result("b", "k")).verdict == "PASS"
 
 
 @pytest.mark.parametrize(

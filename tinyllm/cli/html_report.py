@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import typer
 
-from tinyllm.grading.bugs import MODULE, Bug
+from tinyllm.grading.bugs import Bug
 from tinyllm.grading.html_report import as_html
 from tinyllm.grading.verdict import Grade
 from tinyllm.render import frames, svg
@@ -17,7 +17,7 @@ from tinyllm.testing.trace import TraceError
 def render(grade: Grade, context: typer.Context, *, whole: bool) -> str:
     """The page; the kit knows nothing of bugs in any module but the cache."""
     command = command_line(context)
-    if grade.target.module != MODULE:
+    if not grade.in_reference:
         return as_html(grade, command=command, whole=whole)
     return as_html(grade, command=command, whole=whole, draw=draw, catchers=catchers)
 

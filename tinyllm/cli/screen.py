@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
@@ -12,6 +11,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from tinyllm.exit_codes import PASS
 from tinyllm.grading.foreign import visible
 
 if TYPE_CHECKING:
@@ -78,27 +78,25 @@ def show(console: Console, grade: "Grade", *, reveal: bool) -> None:
 
     What a surviving bug of ours does in the code is told only with `reveal`: a test is to find it.
     """
-    reveal = reveal or grade.target.module != "tinyllm.infer.paged"
+    reveal = reveal or not grade.in_reference
     if grade.count:
         console.print(_table(grade, reveal=reveal))
     for result in grade.results if grade.count else []:
-        if result.status != "killed" and not result.bug.survives:
+        if result in grade.alive:
             _show_alive(console, grade, result, reveal=reveal)
         elif result.objected:
             _show_objection(console, grade, result)
-    verdict = "[bold green]PASS[/bold green]" if grade.code == 0 else "[bold red]FAIL[/bold red]"
+    colour = "green" if grade.code == PASS else "red"
     seeds = (
         f"seed {grade.seeds[0]}" if len(grade.seeds) == 1 else f"seeds {grade.seeds[0]} to {grade.seeds[-1]}"
     )
-    console.print(f"\n{verdict}  {grade.sentence}  [dim]({grade.count} tests, {seeds})[/dim]")
+    console.print(
+        f"\n[bold {colour}]{grade.verdict}[/]  {grade.sentence}  [dim]({grade.count} tests, {seeds})[/dim]"
+    )
     for reason in grade.reasons:
         console.print(f"      {escape(reason)}")
     for command in grade.missed:
         console.print(f"      no bug was planted in {escape(command)}", soft_wrap=True)
-
-
-def _hidden(result: "Result", reveal: bool) -> bool:
-    return result.status == "survived" and not result.bug.survives and not reveal
 
 
 def _table(grade: "Grade", *, reveal: bool) -> Table:
@@ -109,22 +107,17 @@ def _table(grade: "Grade", *, reveal: bool) -> Table:
         table.columns[[c.header for c in table.columns].index(name)].justify = "right"
     many = len(grade.seeds) > 1
     for result in grade.results:
-        status = coloured(
-            "objected"
-            if result.objected
-            else "as it must"
-            if result.bug.survives and result.good
-            else result.status
-        )
+        status = coloured(result.label)
         if many:
             status += f" {result.kills}/{len(result.trials)}"
         seconds, examples = result.median("seconds"), result.median("examples")
-        by = sorted({name.rpartition("::")[2] for name in result.killed_by})
         table.add_row(
             result.bug.id,
             status,
-            "[dim](see below)[/dim]" if _hidden(result, reveal) else escape(result.bug.title),
-            escape(by[0] + (f" and {len(by) - 1} more" if len(by) > 1 else "")) if by else "",
+            "[dim](see below)[/dim]"
+            if result.label == "survived" and not reveal
+            else escape(result.bug.title),
+            escape("".join(result.killers)),
             "" if seconds is None else f"{seconds:.2f}",
             "" if examples is None else f"{examples:.0f}",
         )
@@ -150,15 +143,14 @@ def _show_alive(console: Console, grade: "Grade", result: "Result", *, reveal: b
     console.print(
         f"\n[bold]{bug.id}[/bold] {coloured(result.status)}  a user would see: {escape(bug.symptom)}"
     )
-    hidden = _hidden(result, reveal)
+    hidden = result.label == "survived" and not reveal
     if not hidden:
         console.print(f"  what the code does wrong: {escape(bug.title)}")
-    notes = {trial.note for trial in result.trials if trial.note}
-    for note in sorted(notes):
+    for note in result.notes:
         console.print(f"  {escape(note)}")
     if bug.caught_by:
         console.print(f"  the kind of test that catches it: {', '.join(bug.caught_by)}")
-    if grade.target.module == "tinyllm.infer.paged":
+    if grade.in_reference:
         from tinyllm.grading.junit import repeat  # noqa: PLC0415 - heavy
 
         console.print(f"  see it: {escape(repeat(grade, bug))}")
@@ -168,7 +160,7 @@ def _show_alive(console: Console, grade: "Grade", result: "Result", *, reveal: b
     if hidden:
         console.print("  what the code does wrong, and its diff: add --reveal")
     else:
-        show_diff(console, bug.diff(grade.target.source, Path(grade.target.path).name))
+        show_diff(console, grade.diff(bug))
 
 
 def _show_objection(console: Console, grade: "Grade", result: "Result") -> None:
@@ -176,7 +168,7 @@ def _show_objection(console: Console, grade: "Grade", result: "Result") -> None:
 
     console.print(f"\n{escape(objection(result))}", soft_wrap=True)
     console.print(f"  what the code does otherwise: {escape(result.bug.title)}")
-    show_diff(console, result.bug.diff(grade.target.source, Path(grade.target.path).name))
+    show_diff(console, grade.diff(result.bug))
 
 
 def show_diff(console: Console, text: str) -> None:

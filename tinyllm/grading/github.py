@@ -13,7 +13,12 @@ from tinyllm.grading.verdict import Grade, Result
 
 LIMIT = 1_000_000  # bytes; GitHub takes 1 MiB a step
 PLAIN = frozenset(" ,()/")
-WORDS = {"survived": "**survives**", "timeout": "**timeout**", "invalid": "**invalid**"}
+WORDS = {
+    "survived": "**survives**",
+    "timeout": "**timeout**",
+    "invalid": "**invalid**",
+    "as it must": "survives, as it must",
+}
 
 
 def summary(grade: Grade) -> str:
@@ -21,32 +26,28 @@ def summary(grade: Grade) -> str:
 
     What a bug that lives does in the code is seen by those who open it: a test is to find it.
     """
-    verdict = "PASS" if grade.code == PASS else "FAIL"
-    head = [f"### {verdict}: {grade.sentence}", "", *(f"- {text(reason)}" for reason in grade.reasons), ""]
+    head = [
+        f"### {grade.verdict}: {grade.sentence}",
+        "",
+        *(f"- {text(reason)}" for reason in grade.reasons),
+        "",
+    ]
     head += table(("bug", "", "what the code does wrong", "killed by"), map(_row, grade.results))
     alive = [
         detail(f"{result.bug.id} {result.status}: {result.bug.symptom}", explain(grade, result))
-        for result in living(grade)
+        for result in grade.alive
     ]
     alive += [detail(f"{one.bug.id} is no bug: {one.bug.title}", objection(one)) for one in grade.objections]
     return fit(["\n".join(head), *alive])
 
 
 def _row(result: Result) -> tuple[str, ...]:
-    status = WORDS.get(result.status, result.status)
-    if result.bug.survives:
-        ended = "killed" if result.objected else result.status
-        status = "survives, as it must" if result.good else f"**no bug, but {ended}**"
-    by = sorted({name.rpartition("::")[2] for name in result.killed_by})
-    more = f" and {len(by) - 1} more" if len(by) > 1 else ""
-    alive = not result.bug.survives and result.status == "survived"
-    title = "(see below)" if alive else text(result.bug.title)
-    return text(result.bug.id), status, title, f"{code(by[0])}{more}" if by else ""
-
-
-def living(grade: Grade) -> list[Result]:
-    """The bugs that count and were not killed."""
-    return [result for result in grade.counted if result.status != "killed"]
+    status = WORDS.get(result.label, result.label)
+    if result.bug.survives and not result.is_right:
+        status = f"**no bug, but {'killed' if result.objected else result.status}**"
+    title = "(see below)" if result.label == "survived" else text(result.bug.title)
+    first, more = result.killers
+    return text(result.bug.id), status, title, f"{code(first)}{more}" if first else ""
 
 
 def annotations(grade: Grade) -> list[str]:
@@ -56,7 +57,7 @@ def annotations(grade: Grade) -> list[str]:
     """
     level = "warning" if grade.code == PASS else "error"
     found = []
-    for result in living(grade):
+    for result in grade.alive:
         said = f"A user would see: {result.bug.symptom}."
         place = location(grade.target.path, edited_line(result.bug, grade.target.source))
         found.append(annotation(level, said, **place, title=f"{result.bug.id} {result.status}"))

@@ -20,7 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from tinyllm.exit_codes import INVALID, PASS, TIMEOUT, WEAK
-from tinyllm.grading.bugs import MODULE, Bug
+from tinyllm.grading.bugs import Bug
 from tinyllm.grading.foreign import visible
 from tinyllm.grading.junit import repeat
 from tinyllm.grading.verdict import THRESHOLD, Grade, Result
@@ -67,16 +67,14 @@ def as_html(
     alive, dead = _parts(grade)
     return environment.get_template("page.html.jinja").render(
         grade=grade,
-        verdict="PASS" if grade.code == PASS else "FAIL",
         meaning=MEANING[grade.code],
         threshold=THRESHOLD,
         alive=alive,
         dead=dead,
-        killed=sum(result.status == "killed" for result in grade.counted),
         word=_word,
         colour=_colour,
-        diff=lambda bug: list(_diff(bug, grade)),
-        plant=_plant_command(grade),
+        diff=lambda bug: list(_diff(grade.diff(bug))),
+        plant=lambda bug: repeat(grade, bug) if grade.in_reference else "",
         local=_local,
         draw=lambda bug: _picture(draw(bug)),
         catchers=catchers,
@@ -114,35 +112,30 @@ def _parts(grade: Grade) -> tuple[list[Result], list[Result]]:
     alive: list[Result] = []
     dead: list[Result] = []
     for result in sorted(grade.results, key=lambda result: (result.bug.survives, not result.bug.required)):
-        (dead if result.good else alive).append(result)
+        (dead if result.is_right else alive).append(result)
     return alive, dead
 
 
 def _colour(result: Result) -> str:
-    return "good" if result.good else "odd" if result.status in {"timeout", "invalid"} else "bad"
+    return "good" if result.is_right else "odd" if result.status in {"timeout", "invalid"} else "bad"
 
 
 def _word(result: Result) -> str:
     """The status in words; of several trials, how many killed."""
-    if result.bug.survives and result.good:
-        return "as it must"
+    if result.label == "as it must":
+        return result.label
     some = f" {result.kills}/{len(result.trials)}" if result.kills and len(result.trials) > 1 else ""
     if result.status == "killed" or (result.objected and result.status == "survived"):
         return f"killed{some}" + (", yet no bug" if result.bug.survives else "")
     return WORDS[result.status] + (f", killed{some}" if some else "")
 
 
-def _diff(bug: Bug, grade: Grade) -> Iterator[tuple[str, str]]:
-    """The lines of the diff: `add`, `del`, `at` for a place, or `same`; and the text."""
+def _diff(text: str) -> Iterator[tuple[str, str]]:
+    """The lines of a diff: `add`, `del`, `at` for a place, or `same`; and the text."""
     kinds = {"+": "add", "-": "del", "@": "at"}
-    for line in bug.diff(grade.target.source, Path(grade.target.path).name).split("\n")[2:]:
+    for line in text.split("\n")[2:]:
         if line:
             yield kinds.get(line[0], "same"), line
-
-
-def _plant_command(grade: Grade) -> Callable[[Bug], str]:
-    """The command that shows what the tests make of one bug; only the reference can be planted by it."""
-    return lambda bug: repeat(grade, bug) if grade.target.module == MODULE else ""
 
 
 def _local(text: str) -> str:
@@ -176,7 +169,7 @@ class Matrix:
 
 
 def _matrix(grade: Grade) -> Matrix:
-    tests = sorted({name for result in grade.results for name in result.killed_by})
+    tests = grade.killers
     return Matrix(
         tests,
         [_short(name) for name in tests],

@@ -5,10 +5,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from xml.etree import ElementTree
 
-from tinyllm.grading.bugs import MODULE, Bug
+from tinyllm.grading.bugs import Bug
 from tinyllm.grading.verdict import Grade, Result
 
 UNFIT = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -28,16 +27,11 @@ class Case:
     text: str = ""
 
 
-def as_junit(grade: Grade) -> str:
-    """The grade as JUnit XML: killed passes, survived fails; a timeout or an invalid run is an error.
-
-    What is no bug passes when it survives, and fails when a test objects to it.
-    """
-    return render({"planted bugs": cases(grade)})
-
-
 def cases(grade: Grade) -> list[Case]:
-    """A test case for each bug."""
+    """A test case for each bug: killed passes, survived fails; a timeout or an invalid run is an error.
+
+    A change that is no bug passes when it survives, and fails when a test objects to it.
+    """
     return [_case(grade, result) for result in grade.results]
 
 
@@ -45,7 +39,7 @@ def _case(grade: Grade, result: Result) -> Case:
     bug, status = result.bug, result.status
     group, name = f"{grade.target.module}.bugs", f"{bug.id}: {bug.symptom}"
     seconds = sum(trial.outcome.seconds for trial in result.trials)
-    if result.good:
+    if result.is_right:
         return Case(group, name, seconds)
     if result.objected:
         return Case(group, name, seconds, "failure", "killed", objection(result), explain(grade, result))
@@ -64,21 +58,19 @@ def explain(grade: Grade, result: Result) -> str:
     """All about a bug that did not end as it must: its symptom, notes, how to repeat it, and what it is."""
     bug = result.bug
     lines = [f"a user would see: {bug.symptom}"]
-    lines += sorted({trial.note for trial in result.trials if trial.note})
+    lines += result.notes
     if bug.caught_by:
         lines.append(f"the kind of test that catches it: {', '.join(bug.caught_by)}")
     lines += [f"see it: {repeat(grade, bug)}", f"what the code does wrong: {bug.title}", ""]
-    lines.append(bug.diff(grade.target.source, Path(grade.target.path).name))
+    lines.append(grade.diff(bug))
     return "\n".join(lines)
 
 
 def repeat(grade: Grade, bug: Bug) -> str:
     """The command that runs the tests with the bug in the module's place."""
-    place = grade.target.place
-    if grade.target.module == MODULE:
-        return shlex.join(
-            ["pytest", "--plant", ":".join([bug.id, *([place.impl] if place else [])]), *grade.tests]
-        )
+    if grade.in_reference:
+        place = grade.target.place
+        return shlex.join(["pytest", "--plant", f"{bug.id}:{place.impl}" if place else bug.id, *grade.tests])
     planted = ["--module", grade.target.module, "--bug", bug.id]
     return shlex.join(["tinyllm", "grade", "--bugs", "FILE", *planted, *grade.tests])
 

@@ -25,7 +25,6 @@ def as_json(grade: Grade) -> dict[str, Any]:
     `Killed` for them, and their score is to be ours. A kill is named in `statusReason` and `killedBy`, and is
     among the `reasons` of `config`.
     """
-    tests = sorted({name for result in grade.results for name in result.killed_by})
     return {
         "schemaVersion": "2",
         "thresholds": {"high": 100, "low": round(THRESHOLD * 100)},
@@ -36,7 +35,7 @@ def as_json(grade: Grade) -> dict[str, Any]:
                 "mutants": [_mutant(result, grade.target.source) for result in grade.results],
             }
         },
-        "testFiles": {"": {"tests": [{"id": name, "name": name} for name in tests]}},
+        "testFiles": {"": {"tests": [{"id": name, "name": name} for name in grade.killers]}},
         "framework": {
             "name": "tinyllm",
             "version": version("tinyllm-paged"),
@@ -63,12 +62,9 @@ def as_json(grade: Grade) -> dict[str, Any]:
 
 def _mutant(result: Result, source: str) -> dict[str, Any]:
     bug = result.bug
-    ignored = bug.survives and (result.objected or result.status == "survived")
-    status = "Ignored" if ignored else STATUS[result.status]
-    notes = [trial.note for trial in result.trials if trial.note]
-    reason = notes[0] if notes else f"killed in {result.kills} of {len(result.trials)} trials"
-    if result.objected:
-        reason = f"no bug, yet killed in {result.kills} of {len(result.trials)} trials"
+    status = "Ignored" if result.label in {"as it must", "objected"} else STATUS[result.status]
+    killed = f"killed in {result.kills} of {len(result.trials)} trials"
+    reason = f"no bug, yet {killed}" if result.objected else next(iter(result.notes), killed)
     mutant: dict[str, Any] = {
         "id": bug.id,
         "mutatorName": "planted",
@@ -105,7 +101,7 @@ def _name(path: str) -> str:
 
 def as_matrix(grade: Grade) -> str:
     """Bugs by tests as CSV: in how many trials each test killed each bug."""
-    tests = sorted({name for result in grade.results for name in result.killed_by})
+    tests = grade.killers
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["bug", "status", *tests])
@@ -117,9 +113,8 @@ def as_matrix(grade: Grade) -> str:
 
 def as_badge(grade: Grade) -> dict[str, Any]:
     """The score as a badge, in the JSON that shields.io reads from an address (its schema, version 1)."""
-    killed = sum(result.status == "killed" for result in grade.counted)
     also = f", and {', '.join(one.bug.id for one in grade.objections)}, no bug" if grade.objections else ""
-    return badge("planted bugs", f"{killed} of {len(grade.counted)} killed{also}", grade.code)
+    return badge("planted bugs", f"{grade.killed} of {len(grade.counted)} killed{also}", grade.code)
 
 
 def badge(label: str, message: str, code: int) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 import statistics
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tinyllm.exit_codes import INVALID, LOST, PASS, TIMEOUT, WEAK
-from tinyllm.grading.bugs import Bug
+from tinyllm.grading.bugs import MODULE, Bug
 from tinyllm.grading.plant import Target
 from tinyllm.grading.worker import Outcome
 
-THRESHOLD = 0.80  # of the bugs that count, as in the chapter
+THRESHOLD = 0.80
+"""The share of the counted bugs that a pass needs."""
 
 STATUSES = ("killed", "survived", "timeout", "invalid")
 
@@ -61,14 +63,32 @@ class Result:
         return sorted({kill.test for trial in self.trials for kill in trial.outcome.kills})
 
     @property
+    def killers(self) -> tuple[str, str]:
+        """The name of the first test that killed it, and ` and N more`; empty where there is none."""
+        names = sorted({test.rpartition("::")[2] for test in self.killed_by}) or [""]
+        return names[0], f" and {len(names) - 1} more" if len(names) > 1 else ""
+
+    @property
+    def notes(self) -> list[str]:
+        """What its trials say of themselves, each text once."""
+        return list(dict.fromkeys(trial.note for trial in self.trials if trial.note))
+
+    @property
     def objected(self) -> bool:
-        """Whether a test objects, in any trial, to what is no bug: they ask for too much."""
+        """Whether a test fails, in any trial, on a change that is no bug."""
         return self.bug.survives and self.kills > 0
 
     @property
-    def good(self) -> bool:
-        """Whether it ended as it must: killed, or alive in every trial if it is no bug."""
+    def is_right(self) -> bool:
+        """Whether every trial ended as it must: a bug killed, a change that is no bug alive."""
         return self.status == ("survived" if self.bug.survives else "killed") and not self.objected
+
+    @property
+    def label(self) -> str:
+        """The status; of a change that is no bug, `as it must` or `objected` before it."""
+        if self.objected:
+            return "objected"
+        return "as it must" if self.bug.survives and self.is_right else self.status
 
     def median(self, what: str) -> float | None:
         """Median `seconds` or `examples` to a kill; None without a kill."""
@@ -95,22 +115,44 @@ class Grade:
         return [result for result in self.results if not result.bug.survives]
 
     @property
+    def killed(self) -> int:
+        """How many of the counted bugs were killed; a timeout is no kill."""
+        return sum(result.status == "killed" for result in self.counted)
+
+    @property
+    def alive(self) -> list[Result]:
+        """The counted bugs that were not killed."""
+        return [result for result in self.counted if result.status != "killed"]
+
+    @property
     def objections(self) -> list[Result]:
-        """What is no bug, and killed all the same."""
+        """The changes that are no bug, and were killed."""
         return [result for result in self.results if result.objected]
 
     @property
+    def killers(self) -> list[str]:
+        """Node ids of the tests that killed anything, sorted."""
+        return sorted({test for result in self.results for test in result.killed_by})
+
+    @property
+    def in_reference(self) -> bool:
+        """Whether the bugs are planted in the reference cache."""
+        return self.target.module == MODULE
+
+    def diff(self, bug: Bug) -> str:
+        """A bug as a unified diff of the target's file."""
+        return bug.diff(self.target.source, Path(self.target.path).name)
+
+    @property
     def score(self) -> float:
-        """The share of bugs killed; a timeout is no kill, and a suite without a test kills nothing."""
-        counted = self.counted
-        return sum(result.status == "killed" for result in counted) / len(counted) if counted else 0.0
+        """The share of the counted bugs that were killed; 0 where none counts."""
+        return self.killed / len(self.counted) if self.counted else 0.0
 
     @property
     def sentence(self) -> str:
         """The score in words, such as `13 of 13 planted bugs killed: 100%`."""
-        killed = sum(result.status == "killed" for result in self.counted)
         trials = f" in each of {len(self.seeds)} trials" if len(self.seeds) > 1 else ""
-        return f"{killed} of {len(self.counted)} planted bugs killed{trials}: {self.score:.0%}"
+        return f"{self.killed} of {len(self.counted)} planted bugs killed{trials}: {self.score:.0%}"
 
     @property
     def reasons(self) -> list[str]:
@@ -125,6 +167,11 @@ class Grade:
         if self.score < THRESHOLD:
             found.append(f"the score is {self.score:.0%}, below {THRESHOLD:.0%}")
         return found
+
+    @property
+    def verdict(self) -> str:
+        """`PASS` or `FAIL`."""
+        return "PASS" if self.code == PASS else "FAIL"
 
     @property
     def code(self) -> int:
