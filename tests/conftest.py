@@ -2,8 +2,9 @@
 
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,3 +45,17 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid} was skipped, and is not on the list in tests/conftest.py"
     return report
+
+
+@pytest.fixture
+def greedy() -> Callable[..., list[int]]:
+    """The likeliest ids one by one, by `forward` alone: what every way to generate is compared with."""
+
+    def likeliest(model: Any, cache: Any, ids: list[int], n: int) -> list[int]:
+        new: list[int] = []
+        for _ in range(n):
+            ids = [int(model.forward(ids, cache, last_only=True)[-1].argmax())]
+            new += ids
+        return new
+
+    return likeliest

@@ -1,7 +1,7 @@
 """Attention on either cache, both ways, against float64 and one query at a time."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from tinyllm.infer import attention
 from tinyllm.infer.attention import Attention, as_float32, dense, gathered, in_place, runs_of, tiled
 from tinyllm.infer.kvcache import KVCache
 from tinyllm.infer.paged import PagedKVCache
-from tinyllm.llm.llama import Llama, PagedSequence, greedy, toy
+from tinyllm.llm.llama import Llama, PagedSequence, toy
 
 Floats = NDArray[np.floating[Any]]
 WAYS: list[Attention] = [gathered, in_place]
@@ -414,7 +414,7 @@ def test_what_does_not_fit_is_refused(way: Attention) -> None:
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16])
-def test_a_decoder_gives_the_same_in_place(block_size: int) -> None:
+def test_a_decoder_gives_the_same_in_place(block_size: int, greedy: Callable[..., list[int]]) -> None:
     """The logits of the default but for rounding, the same ids, and the same bits from either cache."""
     model = toy()
     layers = []

@@ -12,7 +12,7 @@ from tinyllm.infer.attention import in_place
 from tinyllm.infer.kvcache import CacheFull, KVCache
 from tinyllm.infer.paged import OutOfBlocks, PagedKVCache
 from tinyllm.llm.generate import DRAFT, TIE, Generation, Step, draft, generate, stream
-from tinyllm.llm.llama import TOY, LayerCache, Llama, PagedSequence, greedy, toy
+from tinyllm.llm.llama import TOY, LayerCache, Llama, PagedSequence, toy
 from tinyllm.llm.sampling import Sampling
 from tinyllm.llm.sequences import Contiguous, Paged, Sequences, new_pool
 
@@ -41,7 +41,7 @@ def test_logits_of_both_caches_are_equal_bit_for_bit_at_every_step(block_size: i
 
 
 @pytest.mark.parametrize("where", [lambda: new_pool(TOY, 30, 4), lambda: Contiguous(TOY, 100), lambda: None])
-def test_greedy_is_what_the_decoder_says(where: Callable[[], Any]) -> None:
+def test_greedy_is_what_the_decoder_says(where: Callable[[], Any], greedy: Callable[..., list[int]]) -> None:
     made = generate(MODEL, PROMPT, cache=where(), max_tokens=30)
     assert made.outputs[0].ids == greedy(MODEL, contiguous(), PROMPT, 30)
     assert made.outputs[0].finish == "length"

@@ -1,5 +1,6 @@
 """The model gives the ids and logits that transformers gives; generate.py says where truth.npz is from."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from tinyllm.infer.attention import Attention, gathered, in_place
 from tinyllm.infer.kvcache import KVCache
 from tinyllm.infer.paged import PagedKVCache
-from tinyllm.llm.llama import LayerCache, Llama, PagedSequence, greedy
+from tinyllm.llm.llama import LayerCache, Llama, PagedSequence
 from tinyllm.llm.tokenizer import Tokenizer
 
 PROMPTS = ("plain", "chat")
@@ -50,7 +51,9 @@ def test_the_logits_of_the_prompts(llama: Llama, truth: Truth) -> None:
 
 
 @pytest.mark.parametrize("dtype", [pytest.param(np.float16, marks=pytest.mark.long), np.float32])
-def test_the_ids_on_the_contiguous_cache(llama: Llama, truth: Truth, dtype: Any) -> None:
+def test_the_ids_on_the_contiguous_cache(
+    llama: Llama, truth: Truth, dtype: Any, greedy: Callable[..., list[int]]
+) -> None:
     for name in PROMPTS:
         ids = greedy(llama, contiguous(llama, dtype), truth[f"{name}_prompt"].tolist(), 50)
         assert ids == truth[f"{name}_ids"].tolist(), name
@@ -60,7 +63,11 @@ def test_the_ids_on_the_contiguous_cache(llama: Llama, truth: Truth, dtype: Any)
     ("block_size", "attention"), [pytest.param(1, gathered, marks=pytest.mark.long), (16, in_place)]
 )
 def test_the_ids_on_the_paged_cache(
-    llama: Llama, truth: Truth, block_size: int, attention: Attention
+    llama: Llama,
+    truth: Truth,
+    block_size: int,
+    attention: Attention,
+    greedy: Callable[..., list[int]],
 ) -> None:
     model = Llama(llama.config, llama.weights, attention)
     for name in PROMPTS:

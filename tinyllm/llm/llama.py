@@ -224,18 +224,6 @@ class Llama:
         return x.reshape(len(x), -1, self.config.d_head).swapaxes(0, 1)  # [T, heads * D] -> [heads, T, D]
 
 
-def greedy(model: Llama, cache: LayerCache, ids: Sequence[int], n: int) -> list[int]:
-    """The n most likely next ids, one by one, after what the cache holds and then `ids`.
-
-    The cache ends up with `ids` and all but the last of the new ones. Raises what `forward` raises.
-    """
-    new: list[int] = []
-    for _ in range(n):
-        ids = [int(model.forward(ids, cache, last_only=True)[-1].argmax())]
-        new += ids
-    return new
-
-
 TOY = LlamaConfig(
     vocab=64, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, d_head=8, d_ff=64, max_context=256
 )
