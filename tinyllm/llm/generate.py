@@ -13,7 +13,7 @@ the text so far in the place of a drafting model.
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec
 
 import numpy as np
 
@@ -29,7 +29,7 @@ DRAFT = 8  # tokens of a draft at most
 LONGEST, SHORTEST = 4, 2  # tokens that have to have come up before: as many as did
 TIE = 1e-4  # a lead of the best logit up to which a pass over several tokens may pick another
 
-
+P = ParamSpec("P")
 Until = Callable[[Sequence[int]], bool]
 """Whether the ids of an output end it."""
 
@@ -56,7 +56,7 @@ class Output:
 
 @dataclass
 class Figures:
-    """What it took. Seconds are of computing alone, not of who takes the tokens; bytes are of K and V."""
+    """The cost of a generation: seconds spent computing, without the caller's time, and bytes of K and V."""
 
     prompt_tokens: int = 0
     prefill_seconds: float = 0.0
@@ -142,35 +142,6 @@ class _Job:
         return not output.finish
 
 
-def generate(
-    model: Llama,
-    ids: Sequence[int],
-    *,
-    cache: PagedKVCache | Sequences | None = None,
-    max_tokens: int = 64,
-    sampling: Sampling | None = None,
-    n: int = 1,
-    stop: Collection[int] = (),
-    until: Until = never,
-    lookup: bool = False,
-) -> Result:
-    """Generate up to `max_tokens` tokens after a prompt, n times; see `stream` for arguments and errors."""
-    going = stream(
-        model,
-        ids,
-        cache=cache,
-        max_tokens=max_tokens,
-        sampling=sampling,
-        n=n,
-        stop=stop,
-        until=until,
-        lookup=lookup,
-    )
-    for _ in going:
-        pass
-    return Result(going.outputs, going.figures)
-
-
 def stream(
     model: Llama,
     ids: Sequence[int],
@@ -216,6 +187,20 @@ def stream(
     place = as_sequences(cache, model, len(ids) + most, n)
     job = _Job(model, ids, place, most, sampling, frozenset(stop), until)
     return Generation(n, (lambda made: _drafted(job, made)) if lookup else (lambda made: _plain(job, made)))
+
+
+def _run_to_end(start: Callable[P, Generation]) -> Callable[P, Result]:
+    def generate(*args: P.args, **kwargs: P.kwargs) -> Result:
+        made = start(*args, **kwargs)
+        for _ in made:
+            pass
+        return Result(made.outputs, made.figures)
+
+    return generate
+
+
+generate = _run_to_end(stream)
+"""Run `stream` to its end: the same arguments and errors, and the `Result`."""
 
 
 def as_sequences(cache: PagedKVCache | Sequences | None, model: Llama, longest: int, n: int) -> Sequences:

