@@ -79,7 +79,7 @@ def test_version(invoke: Invoke) -> None:
         ("check none.such", "there is no module 'none.such' here; a file is named with its .py"),
         ("check os", "os defines no PagedKVCache; write os:NAME if yours has another name"),
         ("check os:sep", "sep of os is not callable"),
-        ("check --profile fast", "--profile fast: there are dev, ci, deep"),
+        ("check --profile fast", "--profile fast: expected one of dev, ci, deep"),
         ("check --tests none", "there are no tests at none"),
         ("check --seed x", "x is no whole number of at least 0"),
         ("check --json none/out.json", "none/out.json cannot be written: its folder is not there"),

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from tinyllm.cli import options
 from tinyllm.cli.app import app
+from tinyllm.cli.clashes import CLASHES, REPORTS, Exact
 
 Invoke = Callable[..., Any]
 
@@ -96,8 +96,8 @@ def test_not_refused(invoke: Invoke, arguments: str, said: str) -> None:
 
 def test_the_tables_know_what_there_is() -> None:
     commands = get_command(app).commands  # type: ignore[attr-defined]
-    for name, clashes in options.CLASHES.items():
-        assert isinstance(commands[name], options.Exact)
+    for name, clashes in CLASHES.items():
+        assert isinstance(commands[name], Exact)
         there = {one.name for one in commands[name].params}
         assert all(there >= set(clash.names) for clash in clashes)
     written = {
@@ -106,7 +106,7 @@ def test_the_tables_know_what_there_is() -> None:
         for one in command.params
         if (getattr(one, "help", "") or "").startswith(("Write", "Draw it", "Run all"))
     }
-    assert written == options.REPORTS.keys(), "each report is looked at"
+    assert written == REPORTS.keys(), "each report is looked at"
 
 
 @pytest.mark.parametrize("files", [[], ["conftest.py", "helper.py"]])

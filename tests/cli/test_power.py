@@ -63,7 +63,7 @@ def test_what_was_known_when_the_cluster_was_lost(
     [
         (("--trials", 0), "number of at least 1"),
         (("--bug", "s99"), "there is no bug s99; there are s01"),
-        (("--profile", "long"), "--profile long: there are dev, ci, deep"),
+        (("--profile", "long"), "--profile long: expected one of dev, ci, deep"),
         (("--json", "/nowhere/p.json"), "/nowhere/p.json cannot be written"),
     ],
 )

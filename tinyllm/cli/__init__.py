@@ -5,13 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from tinyllm.cli import streams
-
-EXTRAS = {
-    **dict.fromkeys(("hypothesis", "jinja2", "pytest", "rich", "typer"), "check"),
-    **dict.fromkeys(("gguf", "platformdirs", "tokenizers"), "model"),
-    "distributed": "cluster",
-}
-"""What the command cannot do without, and `tinyllm.infer` can; and which extra brings it."""
+from tinyllm.cli.extras import EXTRAS
 
 ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 """What asks the command to end."""
@@ -46,15 +40,6 @@ def _run(arguments: Sequence[str] | None) -> None:
             file=sys.stderr,
         )
         sys.exit(2)
-
-
-def need(*modules: str) -> None:
-    """Raise ModuleNotFoundError unless these are installed: before work that needs them elsewhere begins."""
-    from importlib.util import find_spec  # noqa: PLC0415
-
-    for name in modules:
-        if find_spec(name) is None:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 def _leave(number: int, _: object) -> None:

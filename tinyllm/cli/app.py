@@ -13,9 +13,9 @@ from tinyllm import __version__
 from tinyllm.cli import model
 from tinyllm.cli.batch import batch
 from tinyllm.cli.check import check
+from tinyllm.cli.clashes import Exact
 from tinyllm.cli.generate import generate
 from tinyllm.cli.grade import grade
-from tinyllm.cli.options import Exact
 from tinyllm.cli.power import power
 from tinyllm.cli.reach import reach
 from tinyllm.cli.replay import replay

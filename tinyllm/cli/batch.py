@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 from rich.markup import escape
 
-from tinyllm.cli.grade import at_least, progress_bar
 from tinyllm.cli.llm_options import (
     BlockSize,
     Chat,
@@ -24,7 +23,8 @@ from tinyllm.cli.llm_options import (
     usage_errors,
 )
 from tinyllm.cli.model import ModelFile
-from tinyllm.cli.screen import fail, terminal
+from tinyllm.cli.options import at_least
+from tinyllm.cli.screen import fail, progress_bar, terminal
 from tinyllm.exit_codes import INTERRUPTED, USAGE
 
 if TYPE_CHECKING:

@@ -9,12 +9,27 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
-from tinyllm.cli import need, stages
+from tinyllm.cli import stages
 from tinyllm.cli.check_worker import Held, Programs, Progress, as_json, hold
-from tinyllm.cli.ci_reports import Badge, Gate, Junit, check_writable, write
-from tinyllm.cli.grade import Html, Jobs, Reveal, Seed, choose, run_grader, suite_pool, write_page
-from tinyllm.cli.impl import REFERENCE, Exec, Impl, chosen
-from tinyllm.cli.screen import fail, show, terminal
+from tinyllm.cli.ci_reports import Gate
+from tinyllm.cli.extras import need
+from tinyllm.cli.options import (
+    PROFILES,
+    REFERENCE,
+    Badge,
+    Exec,
+    Html,
+    Impl,
+    Jobs,
+    Junit,
+    Reveal,
+    Seed,
+    chosen,
+)
+from tinyllm.cli.outputs import check_writable, write
+from tinyllm.cli.screen import fail, terminal
+from tinyllm.cli.suite import choose, run_grader, suite_pool
+from tinyllm.cli.verdict import show
 from tinyllm.exit_codes import USAGE, WEAK
 
 if TYPE_CHECKING:
@@ -22,7 +37,6 @@ if TYPE_CHECKING:
     from tinyllm.grading.verdict import Grade
     from tinyllm.jobs.process import Ended
 
-PROFILES = ("dev", "ci", "deep")
 SILENCE = 60.0  # seconds without a word from a check, the slowest of which takes two
 
 
@@ -60,10 +74,10 @@ def check(
     console = terminal()
     impl = chosen(impl, command)
     if profile not in PROFILES:
-        fail(USAGE, f"--profile {profile}: there are {', '.join(PROFILES)}")
+        fail(USAGE, f"--profile {profile}: expected one of {', '.join(PROFILES)}")
     if tests is not None and not tests.exists():
         fail(USAGE, f"there are no tests at {tests}")
-    check_writable(*(path for path in (json, html) if path))
+    check_writable(json, html)
     gate = Gate(junit, badge, impl)
     report: dict[str, Any] = {"implementation": impl, "profile": profile, "seed": seed, "grade": None}
 
@@ -82,6 +96,8 @@ def check(
         if json:
             write(json, report)
         if html and grade:
+            from tinyllm.cli.html_report import write_page  # noqa: PLC0415 - heavy
+
             write_page(console, html, grade, context)
         elif html:
             console.print("\nThere is no grade, and so no page.")

@@ -4,27 +4,16 @@ import contextlib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
-
-import typer
-from rich.markup import escape
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tinyllm.cli import streams
 from tinyllm.cli.check_worker import Held, Progress
-from tinyllm.cli.screen import fail, terminal
-from tinyllm.exit_codes import USAGE
+from tinyllm.cli.outputs import append, check_writable, write
+from tinyllm.cli.screen import fail
 
 if TYPE_CHECKING:
     from tinyllm.grading.junit import Case
     from tinyllm.grading.verdict import Grade
-
-
-Junit = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write JUnit XML: a test case for each check and bug.")
-]
-Badge = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write a badge: the JSON of a shields.io endpoint.")
-]
 
 
 @dataclass
@@ -44,7 +33,7 @@ class Gate:
     detail: str = ""
 
     def __post_init__(self) -> None:
-        check_writable(*(path for path in (self.junit, self.badge) if path))
+        check_writable(self.junit, self.badge)
 
     def refuse(self, code: int, problem: str, detail: str = "") -> NoReturn:
         """Tell that there is no verdict, and exit."""
@@ -156,32 +145,3 @@ def _said(held: Held) -> str:
     if held.unwritten:
         return f"{held.unwritten} is not written yet"
     return f"law {held.law} is broken" if held.law else "a check fails"
-
-
-def append(path: Path, summary: str) -> None:
-    """Add to the summary of the job; a file that cannot be written is told, and changes no verdict."""
-    from tinyllm.grading import report  # noqa: PLC0415 - heavy
-
-    try:
-        report.append(path, summary)
-    except OSError as error:
-        said = f"the summary of the job cannot be written: {error.strerror}"
-        terminal(stderr=True).print(f"[yellow]tinyllm:[/yellow] {escape(said)}", soft_wrap=True)
-
-
-def check_writable(*paths: Path) -> None:
-    """Exit with a message when a report could not be written: before the work, not after it."""
-    for path in paths:
-        if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-            why = "it is a folder" if path.is_dir() else "its folder is not there, or not writable"
-            fail(USAGE, f"{path} cannot be written: {why}")
-
-
-def write(path: Path, content: object) -> None:
-    """Write one report; exits with a message when it cannot be."""
-    from tinyllm.grading import report  # noqa: PLC0415
-
-    try:
-        report.write(path, content)  # type: ignore[arg-type]
-    except OSError as error:
-        fail(USAGE, f"{path} cannot be written: {error.strerror}")

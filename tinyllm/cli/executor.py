@@ -3,10 +3,9 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import typer
-
+from tinyllm.cli.extras import need
 from tinyllm.cli.screen import fail
 from tinyllm.exit_codes import USAGE
 
@@ -14,17 +13,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from tinyllm.jobs.bundle import Bundle
-
-
-On = Annotated[
-    str | None,
-    typer.Option(
-        "--executor",
-        metavar="dask://HOST:PORT",
-        help="Have the workers of a Dask cluster do the work.",
-        show_default="this machine",
-    ),
-]
 
 
 class Pool(NamedTuple):
@@ -62,7 +50,6 @@ def pool(address: str | None, jobs: int | None, bundle: "Callable[[], Bundle]") 
 
 
 def _cluster(address: str, jobs: int | None, bundle: "Callable[[], Bundle]") -> Pool:
-    from tinyllm.cli import need  # noqa: PLC0415
     from tinyllm.jobs.bundle import BundleError  # noqa: PLC0415
     from tinyllm.jobs.cluster import Cluster, ClusterError  # noqa: PLC0415 - heavy
 

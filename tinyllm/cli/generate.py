@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 from rich.markup import escape
 
-from tinyllm.cli.grade import at_least
 from tinyllm.cli.llm_options import (
     SPREAD,
     BlockSize,
@@ -25,6 +24,7 @@ from tinyllm.cli.llm_options import (
     usage_errors,
 )
 from tinyllm.cli.model import ModelFile
+from tinyllm.cli.options import at_least
 from tinyllm.cli.screen import fail, terminal
 from tinyllm.exit_codes import INTERRUPTED, USAGE
 

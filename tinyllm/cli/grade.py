@@ -1,74 +1,18 @@
 """`tinyllm grade`: score a test suite by the planted bugs it kills."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
-from tinyllm.cli import need
-from tinyllm.cli.ci_reports import Badge, Gate, Junit, check_writable, write
-from tinyllm.cli.executor import On, Pool, pool
-from tinyllm.cli.screen import coloured, fail, show, terminal
-from tinyllm.exit_codes import LOST, USAGE
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
-    from tinyllm.grading.bugs import Bug
-    from tinyllm.grading.grade import Grader
-    from tinyllm.grading.plant import Target
-    from tinyllm.grading.verdict import Grade, Trial
-    from tinyllm.grading.worker import Job
-
-SO_FAR = Path("tinyllm-grade-so-far.json")  # where no other file was named
-
-
-def at_least(bound: float, kind: Callable[[str], Any] = int) -> Callable[[str], Any]:
-    """A parser of numbers whose messages name the value and the bound."""
-
-    def parse(text: str) -> Any:
-        with contextlib.suppress(ValueError):
-            if (value := kind(text)) >= bound:
-                return value
-        raise typer.BadParameter(f"{text} is no {'whole ' if kind is int else ''}number of at least {bound}")
-
-    return parse
-
-
-Jobs = Annotated[
-    int | None,
-    typer.Option(
-        "-j",
-        "--jobs",
-        parser=at_least(1),
-        metavar="N",
-        help="Runs at the same time.",
-        show_default="cores",
-    ),
-]
-Seed = Annotated[
-    int,
-    typer.Option(
-        parser=at_least(0), metavar="N", help="Of what Hypothesis draws; the first of several trials."
-    ),
-]
-Only = Annotated[list[str] | None, typer.Option(metavar="ID", help="Plant this one alone; may be repeated.")]
-Reveal = Annotated[bool, typer.Option("--reveal", help="Show what surviving bugs do in the code.")]
-Html = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Write the grade as a page: what survives and why it matters."),
-]
-
-
-def set_option(default: str) -> Any:
-    """The option --set of a command with this default, in words."""
-    metavar = "course|wild|engine|all"
-    return typer.Option("--set", metavar=metavar, help="Which bugs to plant.", show_default=default)
+from tinyllm.cli.ci_reports import Gate
+from tinyllm.cli.extras import need
+from tinyllm.cli.options import Badge, Html, Jobs, Junit, On, Only, Reveal, Seed, at_least, set_option
+from tinyllm.cli.outputs import check_writable, write
+from tinyllm.cli.screen import terminal
+from tinyllm.cli.suite import SO_FAR, choose, run_grader, suite_pool
+from tinyllm.cli.verdict import show
 
 
 def grade(
@@ -132,7 +76,7 @@ def grade(
     need("pytest", "hypothesis", *(["jinja2"] if html else []))
     console = terminal()
     gate = Gate(junit, badge)
-    check_writable(*(path for path in (json, matrix, html) if path))
+    check_writable(json, matrix, html)
     target, chosen = choose(bug or [], bug_set or ("all" if bug else "course"), bugs, module)
     grader = Grader(
         tuple(paths),
@@ -149,167 +93,11 @@ def grade(
     with contextlib.ExitStack() as each:  # a report that cannot be written keeps none of the others
         each.callback(gate.publish, result.code)
         if html:
+            from tinyllm.cli.html_report import write_page  # noqa: PLC0415 - heavy
+
             each.callback(write_page, console, html, result, context, whole=matrix is not None)
         if matrix:
             each.callback(write, matrix, report.as_matrix(result))
         if json:
             each.callback(write, json, report.as_json(result))
     raise typer.Exit(result.code)
-
-
-def choose(
-    ids: Sequence[str], bug_set: str, file: Path | None, module: str | None
-) -> "tuple[Target, list[Bug]]":
-    """The module and the bugs that the options name; exits with a message when they name nothing."""
-    from tinyllm.grading import bugs, plant  # noqa: PLC0415
-
-    if (file is None) != (module is None):
-        fail(USAGE, "--bugs FILE and --module NAME go together")
-    if bug_set not in {*bugs.SETS, "all"}:
-        fail(USAGE, f"--set {bug_set}: there are {', '.join(bugs.SETS)} and all")
-    try:
-        target = plant.find(module) if module else bugs.reference()
-        known = {bug.id: bug for bug in (bugs.load(file) if file else bugs.load_set(bug_set))}
-    except (plant.PlantError, bugs.BugError) as error:
-        fail(USAGE, str(error))
-    if unknown := [name for name in ids if name not in known]:
-        where = f" in {file}" if file else "" if bug_set == "all" else f" in --set {bug_set}"
-        fail(USAGE, f"there is no bug {', '.join(unknown)}{where}; there are {', '.join(known)}")
-    return target, [known[name] for name in dict.fromkeys(ids)] if ids else list(known.values())
-
-
-@contextlib.contextmanager
-def suite_pool(executor: str | None, jobs: int | None, grader: "Grader") -> Iterator[Pool]:
-    """Where the grader's suite is run; exits with a message when there is no such suite or cluster."""
-    from tinyllm.jobs import bundle  # noqa: PLC0415
-
-    for path in grader.tests:
-        if not Path(path.split("::")[0]).exists():
-            fail(USAGE, f"there are no tests at {path}")
-
-    def packed() -> bundle.Bundle:
-        return bundle.of_suite(grader.tests, grader.target.module, Path(grader.target.path))
-
-    with pool(executor, jobs, packed) as workers:
-        yield workers
-
-
-def run_grader(
-    console: Console, grader: "Grader", gate: Gate, workers: Pool, so_far: Path = SO_FAR
-) -> "Grade":
-    """Grade with a progress bar, for the gate to tell; exits with a message when there is no verdict.
-
-    What was known when the workers were lost goes to the file `so_far`.
-    """
-    from tinyllm.grading import report  # noqa: PLC0415
-    from tinyllm.grading.verdict import GradeError  # noqa: PLC0415
-
-    grader.place = workers.place
-    if workers.away:
-        _same_tests(grader, gate, workers)
-    progress = progress_bar(console)
-    total = 2 * len(grader.bugs) * grader.trials  # a first run, and what confirms it
-    with progress:
-        task = progress.add_task("clean runs", total=total)
-
-        def listen(kind: str, bug: "Bug | None", trial: "Trial | None") -> None:
-            if kind == "run":
-                progress.update(task, advance=1, description="planted bugs")
-            elif bug is not None and trial is not None:
-                progress.update(task, advance=1)
-                if (trial.status == "killed") == bug.survives:  # not as it must be
-                    told = "objected" if bug.survives else trial.status
-                    progress.console.print(f"  {bug.id} {coloured(told)} (seed {trial.seed})")
-
-        try:
-            gate.grade = grader.grade(listen, workers.executor)
-        except GradeError as error:
-            progress.stop()
-            if error.so_far:
-                write(so_far, report.as_json(error.so_far))
-                console.print(f"What was known by then is in {escape(str(so_far))}.", soft_wrap=True)
-            if error.detail:
-                terminal(stderr=True).print(escape(error.detail.rstrip()[-4000:]), soft_wrap=True)
-            gate.refuse(error.code, f"no verdict: {error}", error.detail)
-    if not gate.grade.count and all(map(_without_a_test, grader.tests)):
-        gate.grade = None
-        gate.refuse(USAGE, f"there is no test file in {', '.join(grader.tests)}")
-    return gate.grade
-
-
-def _same_tests(grader: "Grader", gate: Gate, workers: Pool) -> None:
-    """Exit with a message where the cluster collects more or fewer tests than this machine: before any run.
-
-    What cannot be collected is told by the clean runs.
-    """
-    from tinyllm.grading.worker import Job  # noqa: PLC0415
-    from tinyllm.jobs.cluster import ClusterError  # noqa: PLC0415
-
-    def job(place: Callable[[str], str]) -> Job:
-        target = replace(grader.target, path=place(grader.target.path))
-        tests = tuple(map(place, grader.tests))
-        return Job(tests, target, grader.seed, options=(*grader.options, "--collect-only"))
-
-    away = workers.executor.submit(collected, job(workers.place))
-    here = collected(job(str))
-    try:
-        there = away.result()
-    except ClusterError as error:
-        gate.refuse(LOST, f"no verdict: {error}")
-    if None not in {here, there} and here != there:
-        gate.refuse(
-            USAGE,
-            f"{here} tests are collected here, but {there} on the cluster: not all that they need is among "
-            "the files sent there (those of the tests, and the Python files of the project)",
-        )
-
-
-def collected(job: "Job") -> int | None:
-    """How many tests there are; None if they cannot be collected."""
-    from tinyllm.grading.grade import BASELINE_TIMEOUT  # noqa: PLC0415 - heavy
-    from tinyllm.grading.worker import run  # noqa: PLC0415
-    from tinyllm.jobs.process import call  # noqa: PLC0415
-
-    ended = call(run, job, timeout=BASELINE_TIMEOUT)
-    return ended.value.tests if ended.how == "done" and not ended.value.broken else None
-
-
-def _without_a_test(path: str) -> bool:
-    """Whether it is a folder without a file that pytest would look into, unless its settings name others."""
-    folder = Path(path)
-    return folder.is_dir() and not any(
-        one.match(pattern) for one in folder.rglob("*.py") for pattern in ("test_*.py", "*_test.py")
-    )
-
-
-def progress_bar(console: Console) -> "Progress":
-    """What is done, of how much, for how long; nothing where nobody watches."""
-    from rich.progress import (  # noqa: PLC0415 - heavy
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-    )
-
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-
-
-def write_page(
-    console: Console, path: Path, grade: "Grade", context: typer.Context, *, whole: bool = False
-) -> None:
-    """Write the grade as a page, and say where it is."""
-    from tinyllm.cli import html_report  # noqa: PLC0415 - heavy
-
-    write(path, html_report.render(grade, context, whole=whole))
-    console.print(f"\nThe page: {escape(str(path))}", soft_wrap=True)

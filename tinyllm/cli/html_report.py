@@ -2,9 +2,13 @@
 
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 import typer
+from rich.console import Console
+from rich.markup import escape
 
+from tinyllm.cli.outputs import write
 from tinyllm.grading.bugs import Bug
 from tinyllm.grading.html_report import as_html
 from tinyllm.grading.verdict import Grade
@@ -12,6 +16,14 @@ from tinyllm.render import frames, svg
 from tinyllm.testing.catalogue import CATALOGUE
 from tinyllm.testing.laws import LAWS, LawBroken
 from tinyllm.testing.trace import TraceError
+
+
+def write_page(
+    console: Console, path: Path, grade: Grade, context: typer.Context, *, whole: bool = False
+) -> None:
+    """Write the grade as a page, and say where it is."""
+    write(path, render(grade, context, whole=whole))
+    console.print(f"\nThe page: {escape(str(path))}", soft_wrap=True)
 
 
 def render(grade: Grade, context: typer.Context, *, whole: bool) -> str:

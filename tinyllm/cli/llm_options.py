@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from tinyllm.cli import need
-from tinyllm.cli.grade import at_least
+from tinyllm.cli.extras import need
+from tinyllm.cli.options import at_least
 from tinyllm.cli.screen import fail
 from tinyllm.exit_codes import USAGE
 from tinyllm.grading.foreign import visible

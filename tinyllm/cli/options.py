@@ -1,135 +1,82 @@
-"""What options say of each other: which cannot go together, and that each report has a file of its own.
+"""Options that several commands have."""
 
-A command that is an `Exact` one refuses, before it does anything, what it would pass over in silence.
-"""
-
-import itertools
-import os
-from collections.abc import Callable, Iterator, Mapping
+import contextlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
-from tinyllm.cli.screen import fail
-from tinyllm.exit_codes import USAGE
+PROFILES = ("dev", "ci", "deep")
+REFERENCE = "tinyllm.infer.paged"
 
-Values = Mapping[str, Any]
-
-
-class Clash(NamedTuple):
-    """Parameters that cannot all be given, why, and under which values of the others, if not always."""
-
-    names: tuple[str, ...]
-    why: str
-    when: Callable[[Values], bool] = lambda _: True
+Impl = Annotated[
+    str, typer.Argument(metavar="[IMPL]", help="path/to/paged.py, pkg.module or pkg.module:Class.")
+]
+Exec = Annotated[
+    str | None,
+    typer.Option("--exec", metavar="COMMAND", help="An engine behind a pipe, in place of IMPL."),
+]
 
 
-def _greedy(values: Values) -> bool:
-    many = values.get("n", 1) > 1
-    return not values["temperature"] and not (many and values["temperature"] is None)
+def at_least(bound: float, kind: Callable[[str], Any] = int) -> Callable[[str], Any]:
+    """A parser of numbers whose messages name the value and the bound."""
+
+    def parse(text: str) -> Any:
+        with contextlib.suppress(ValueError):
+            if (value := kind(text)) >= bound:
+                return value
+        raise typer.BadParameter(f"{text} is no {'whole ' if kind is int else ''}number of at least {bound}")
+
+    return parse
 
 
-PAGED = "is for --cache paged"
-DRAWN = "is of what is drawn, and nothing is at --temperature 0"
-CLASHES: dict[str, tuple[Clash, ...]] = {
-    "grade": (Clash(("bugs", "bug_set"), "say which bugs to plant: name one of the two"),),
-    "show": (
-        Clash(("impl", "command"), "say which cache to show: name one of the two"),
-        Clash(("example", "file", "command"), "take FILE.trace for IMPL, and --exec takes its place"),
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        "-j",
+        "--jobs",
+        parser=at_least(1),
+        metavar="N",
+        help="Runs at the same time.",
+        show_default="cores",
     ),
-    **dict.fromkeys(
-        ("check", "replay", "soak"),
-        (Clash(("impl", "command"), "say which cache it is: name one of the two"),),
+]
+Seed = Annotated[
+    int,
+    typer.Option(
+        parser=at_least(0), metavar="N", help="Of what Hypothesis draws; the first of several trials."
     ),
-    "generate": (
-        Clash(("num_blocks",), PAGED, lambda values: values["cache"] == "contiguous"),
-        Clash(("block_size",), PAGED, lambda values: values["cache"] == "contiguous"),
-        Clash(("top_p",), DRAWN, _greedy),
-        Clash(("seed",), DRAWN, _greedy),
-        Clash(("chat", "prompt_ids"), "do not go together: the chat template is for a text"),
+]
+Only = Annotated[list[str] | None, typer.Option(metavar="ID", help="Plant this one alone; may be repeated.")]
+Reveal = Annotated[bool, typer.Option("--reveal", help="Show what surviving bugs do in the code.")]
+Html = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write the grade as a page: what survives and why it matters."),
+]
+Junit = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write JUnit XML: a test case for each check and bug.")
+]
+Badge = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write a badge: the JSON of a shields.io endpoint.")
+]
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--executor",
+        metavar="dask://HOST:PORT",
+        help="Have the workers of a Dask cluster do the work.",
+        show_default="this machine",
     ),
-}
-"""By the name of the command."""
-
-REPORTS = {
-    "json": ".json",
-    "badge": ".json",
-    "matrix": ".csv",
-    "html": ".html",
-    "junit": ".xml",
-    "svg": ".svg",
-}
-"""Options that name a file to write: the ending of their format."""
-OTHERS = {".py", ".toml", ".trace", ".gguf", ".ini", ".cfg", ".htm"}
-"""More endings that name a format; an `.htm` is a page."""
+]
 
 
-class Exact(TyperCommand):
-    """A command that refuses options which it would pass over, and a file for two things."""
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command, if the options make sense together."""
-        context: typer.Context = ctx
-        for clash in CLASHES.get(context.info_name or "", ()):
-            if all(map(given(context), clash.names)) and clash.when(context.params):
-                named = " and ".join(_called(context, name) for name in clash.names)
-                fail(USAGE, f"{named} {clash.why}")
-        _each_its_own_file(context)
-        return super().invoke(context)
+def set_option(default: str) -> Any:
+    """The option --set of a command with this default, in words."""
+    metavar = "course|wild|engine|all"
+    return typer.Option("--set", metavar=metavar, help="Which bugs to plant.", show_default=default)
 
 
-def given(context: typer.Context) -> Callable[[str], bool]:
-    """Tells of a parameter whether it was given, whatever its default is."""
-
-    def tells(name: str) -> bool:
-        source = context.get_parameter_source(name)
-        return source is not None and source.name in {"COMMANDLINE", "ENVIRONMENT"}
-
-    return tells
-
-
-def _called(context: typer.Context, name: str) -> str:
-    (parameter,) = (one for one in context.command.params if one.name == name)
-    option = parameter.param_type_name == "option"
-    return max(parameter.opts, key=len) if option else str(context.params[name])
-
-
-def _each_its_own_file(context: typer.Context) -> None:
-    written = {
-        name: value
-        for name, value in context.params.items()
-        if name in REPORTS and isinstance(value, Path) and (value.is_file() or not value.exists())
-    }
-    for name, path in written.items():
-        own = REPORTS[name]
-        for suffix in (Path(one).suffix.lower() for one in (path, os.path.realpath(path))):
-            if suffix in {*REPORTS.values(), *OTHERS} - {own, ".htm" if own == ".html" else own}:
-                told = f"{path}: it writes {own}, and this name ends in {suffix}"
-                fail(USAGE, f"{_called(context, name)} {told}")
-    for (one, path), (other, same) in itertools.combinations(written.items(), 2):
-        if _same(path, same):
-            both = f"{_called(context, one)} {path} and {_called(context, other)} {same}"
-            fail(USAGE, f"{both} are one file: name two")
-    for (name, path), read in itertools.product(written.items(), _read(context)):
-        if _same(path, read):
-            fail(USAGE, f"{_called(context, name)} {path} would overwrite {read}, which is read")
-
-
-def _read(context: typer.Context) -> Iterator[Path]:
-    """The files that the other parameters name."""
-    for name, value in context.params.items():
-        for one in value if isinstance(value, list | tuple) else [value]:
-            if name not in REPORTS and isinstance(one, str | Path):
-                path = str(one).partition("::")[0]
-                if os.path.isfile(path):  # noqa: PTH113 - False for what can be no path
-                    yield Path(path)
-
-
-def _same(one: Path, other: Path) -> bool:
-    """Whether it is one file, by whatever names."""
-    try:
-        return one.samefile(other)
-    except OSError:  # one of them is not there yet
-        return os.path.realpath(one) == os.path.realpath(other)
+def chosen(impl: str, command: str | None) -> str:
+    """What `load` takes; `options` refuses both."""
+    return impl if command is None else f"exec:{command}"

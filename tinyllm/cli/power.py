@@ -11,20 +11,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tinyllm.cli import need
-from tinyllm.cli.check import PROFILES
-from tinyllm.cli.ci_reports import check_writable, write
-from tinyllm.cli.executor import On, pool
-from tinyllm.cli.grade import (
-    Jobs,
-    Only,
-    Seed,
-    at_least,
-    choose,
-    progress_bar,
-    set_option,
-)
-from tinyllm.cli.screen import fail, terminal
+from tinyllm.cli.executor import pool
+from tinyllm.cli.extras import need
+from tinyllm.cli.options import PROFILES, Jobs, On, Only, Seed, at_least, set_option
+from tinyllm.cli.outputs import check_writable, write
+from tinyllm.cli.screen import fail, progress_bar, terminal
+from tinyllm.cli.suite import choose
 from tinyllm.exit_codes import LOST, PASS, USAGE, WEAK
 
 if TYPE_CHECKING:
@@ -85,8 +77,8 @@ def power(
     need("pytest", "hypothesis")
     console = terminal()
     if profile not in PROFILES:
-        fail(USAGE, f"--profile {profile}: there are {', '.join(PROFILES)}")
-    check_writable(*([json] if json else []))
+        fail(USAGE, f"--profile {profile}: expected one of {', '.join(PROFILES)}")
+    check_writable(json)
     target, bugs = choose(bug or [], bug_set or "all", None, None)
     seeds = [seed + trial for trial in range(trials)]
     powers = [Power(one) for one in bugs if not one.survives]

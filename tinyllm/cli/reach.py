@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tinyllm.cli import reading
-from tinyllm.cli.ci_reports import append
+from tinyllm.cli.outputs import append
 from tinyllm.cli.screen import fail, terminal
 from tinyllm.exit_codes import PASS, USAGE, WEAK
 

@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 
 from tinyllm.cli import reading
-from tinyllm.cli.impl import REFERENCE, Exec, Impl, chosen
+from tinyllm.cli.options import REFERENCE, Exec, Impl, chosen
 from tinyllm.cli.screen import fail, terminal
 from tinyllm.exit_codes import USAGE, WEAK
 

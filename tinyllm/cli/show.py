@@ -8,8 +8,8 @@ import typer
 from rich.console import Console
 
 from tinyllm.cli import reading
-from tinyllm.cli.ci_reports import check_writable, write
-from tinyllm.cli.impl import REFERENCE, Exec
+from tinyllm.cli.options import REFERENCE, Exec
+from tinyllm.cli.outputs import check_writable, write
 from tinyllm.cli.screen import fail, terminal
 from tinyllm.exit_codes import INTERRUPTED, USAGE, WEAK
 
@@ -56,7 +56,7 @@ def show(
     file, impl = _source(file, impl, example=example)
     if step and str(file) == "-":
         fail(USAGE, "--step waits for Enter on stdin, and - reads the program from there")
-    check_writable(*([svg] if svg else []))
+    check_writable(svg)
     text = EXAMPLE if file is None else _read(file)
     name = "the example" if file is None else "stdin" if str(file) == "-" else str(file)
     try:

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tinyllm.cli import need
-from tinyllm.cli.ci_reports import check_writable
-from tinyllm.cli.executor import On, pool
-from tinyllm.cli.grade import Jobs, at_least
-from tinyllm.cli.impl import REFERENCE, Exec, Impl, chosen
+from tinyllm.cli.executor import pool
+from tinyllm.cli.extras import need
+from tinyllm.cli.options import REFERENCE, Exec, Impl, Jobs, On, at_least, chosen
+from tinyllm.cli.outputs import check_writable
 from tinyllm.cli.reach import NOTHING, Report
 from tinyllm.cli.screen import fail, terminal
 from tinyllm.exit_codes import USAGE
@@ -84,12 +83,12 @@ def soak(
     console = terminal()
     impl = chosen(impl, command)
     part, seconds = shard_of(shard), duration(lasts)
-    check_writable(*([json] if json else []))
+    check_writable(json)
     if os.path.lexists(traces) and not traces.is_dir():
         fail(USAGE, f"--traces {traces} is no folder")
     report = Report(impl, secrets.randbelow(2**32) if seed is None else seed, shard)
     work = Search(console, report, part, traces)
-    with pool(executor, jobs, lambda: _luggage(impl)) as workers:
+    with pool(executor, jobs, lambda: _bundle(impl)) as workers:
         work.run(workers, seconds)
     if report.code == 0 and not report.programs:
         work.stop(USAGE, NOTHING)
@@ -104,7 +103,7 @@ def soak(
     raise typer.Exit(report.code)
 
 
-def _luggage(impl: str) -> "Bundle":
+def _bundle(impl: str) -> "Bundle":
     from tinyllm.jobs import bundle  # noqa: PLC0415 - heavy
 
     path = Path(impl.partition(":")[0])
