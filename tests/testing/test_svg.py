@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 from tinyllm.render import EXAMPLE, PANELS, frames, labels, svg
 
 ROOT = Path(__file__).parents[2]
-TITLE = "The chapter's worked example"
+TITLE = "The worked example"
 HOSTILE = f"""\
 new 4096 16 40 1 1   # {"on and on " * 100}<script>alert("1")</script> & \x00\x1b[31m\u202e{"日本語" * 99}
 add {2**63}

@@ -16,7 +16,7 @@ from tinyllm.exit_codes import INTERRUPTED, USAGE, WEAK
 if TYPE_CHECKING:
     from tinyllm.render import Frame
 
-TITLE = "The chapter's worked example"
+TITLE = "The worked example"
 PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
 
 
@@ -30,7 +30,7 @@ def show(
         typer.Argument(metavar="[IMPL]", help="path/to/paged.py, pkg.module or pkg.module:Class."),
     ] = None,
     example: Annotated[
-        bool, typer.Option("--example", help="The chapter's worked example, in place of FILE.trace.")
+        bool, typer.Option("--example", help="The worked example, in place of FILE.trace.")
     ] = False,
     step: Annotated[bool, typer.Option("--step", help="Wait for Enter after each line.")] = False,
     svg: Annotated[

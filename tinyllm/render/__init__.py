@@ -10,7 +10,7 @@ from tinyllm.render.svg import PANELS, svg
 __all__ = ["EXAMPLE", "PANELS", "Block", "Frame", "Held", "frames", "labels", "roll", "svg"]
 
 EXAMPLE = """\
-new 4 2 1 1 2            # the chapter's section 3: blocks of two positions, a pool of four
+new 4 2 1 1 2            # blocks of two positions, a pool of four
 add 0
 append 0 0 1             # b0 slot 0
 append 0 0 1             # b0 slot 1
@@ -25,4 +25,4 @@ free 0
 append 1 0 2
 free 1
 """
-"""The worked example of the chapter, and what comes of it."""
+"""The worked example: a fork shares blocks, and a write copies one."""
