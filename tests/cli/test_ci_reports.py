@@ -163,7 +163,7 @@ def test_check_tells_what_is_not_written_and_what_did_not_end() -> None:
     assert (case.group, case.outcome, case.message) == (
         "paged.py.catalogue",
         "error",
-        "it has not come to its end",
+        "it did not finish",
     )
     assert gate._badge(WEAK)["message"] == "fork is not written yet"
     gate = Gate(impl="paged.py", held=Held(failed=[Progress("catalogue", "t", 1.0, "NameError: x")]))

@@ -69,9 +69,9 @@ def test_version(invoke: Invoke) -> None:
         ("grade . --timeout 0", "0 is no number of at least 0.1"),
         ("grade . --timeout nan", "nan is no number of at least 0.1"),
         ("grade . --timeout soon", "soon is no number of at least 0.1"),
-        ("grade . --bug nope", "there is no bug nope; there are s01, "),
-        ("grade . --bug s06 --bug nope --bug no", "there is no bug nope, no; there are s01, "),
-        ("grade . --set nope", "--set nope: there are course, wild, engine and all"),
+        ("grade . --bug nope", "there is no bug nope; expected one of s01, "),
+        ("grade . --bug s06 --bug nope --bug no", "there is no bug nope, no; expected one of s01, "),
+        ("grade . --set nope", "--set nope: expected one of course, wild, engine, all"),
         ("grade . --json none/out.json", "none/out.json cannot be written: its folder is not there"),
         ("grade . --matrix .", ". cannot be written: it is a folder"),
         ("grade . --html none/out.html", "none/out.html cannot be written: its folder is not there"),
@@ -84,7 +84,7 @@ def test_version(invoke: Invoke) -> None:
         ("check --seed x", "x is no whole number of at least 0"),
         ("check --json none/out.json", "none/out.json cannot be written: its folder is not there"),
         ("check --html .", ". cannot be written: it is a folder"),
-        ("bugs nope", "there is no bug 'nope'; there are s01, "),
+        ("bugs nope", "there is no bug 'nope'; expected one of s01, "),
         ("diff none.py", "none.py cannot be read: No such file or directory"),
         ("diff .", ". cannot be read: Is a directory"),
         ("diff", "Missing argument 'FILE'"),
@@ -201,4 +201,4 @@ def test_laws_are_those_of_the_kit(invoke: Invoke) -> None:
         assert words(f"{number} {title} {text}") in shown
     assert words(invoke("laws", "8").stdout) == words(f"8 {LAWS[8][0]} {LAWS[8][1]}")
     done = invoke("laws", "21")
-    assert (done.exit_code, done.stderr) == (2, "tinyllm: there is no law 21; there are 1 to 20\n")
+    assert (done.exit_code, done.stderr) == (2, "tinyllm: there is no law 21; expected 1 to 20\n")

@@ -190,7 +190,7 @@ def test_what_ends_an_answer_ends_an_output(
         (["a", "--beams", "2", "-n", "2"], "--beams searches for the likeliest outputs"),
         (["a", "--beams", "2", "--temperature", "1"], "--beams searches"),
         (["a", "--beams", "9999"], "beams is 9999; it must be at most"),
-        (["a", "--lookup", "-n", "2"], "--lookup is for one output"),
+        (["a", "--lookup", "-n", "2"], "--lookup is for one greedy output: it excludes -n and --temperature"),
         (["a", "--cache", "contiguous", "--num-blocks", "3"], "--num-blocks is for --cache paged"),
         (["a", "--stop", ""], "a stop text is empty; it must have at least one letter"),
         (["a", "--top-p", "0", "--temperature", "1"], "top_p is 0.0; it must be above 0"),

@@ -51,7 +51,7 @@ def test_what_was_known_when_the_cluster_was_lost(
     done = invoke("power", "--trials", "2", "--bug", "s09", "--executor", "dask://nowhere:1")
     assert done.exit_code == 6
     assert "1/1" in done.stdout
-    assert "it was lost; what was known by then is in tinyllm-power-so-far.json" in done.stderr
+    assert "it was lost; the results so far are in tinyllm-power-so-far.json" in done.stderr
     written = json.loads((tmp_path / "tinyllm-power-so-far.json").read_text(encoding="utf-8"))
     first, second = written["bugs"]["s09"]["trials"]
     assert first["law"] == 6
@@ -62,7 +62,7 @@ def test_what_was_known_when_the_cluster_was_lost(
     ("arguments", "message"),
     [
         (("--trials", 0), "number of at least 1"),
-        (("--bug", "s99"), "there is no bug s99; there are s01"),
+        (("--bug", "s99"), "there is no bug s99; expected one of s01"),
         (("--profile", "long"), "--profile long: expected one of dev, ci, deep"),
         (("--json", "/nowhere/p.json"), "/nowhere/p.json cannot be written"),
     ],

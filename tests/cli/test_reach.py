@@ -105,7 +105,7 @@ def test_reports_without_a_program_are_no_pass(invoke: Invoke, tmp_path: Path) -
     nothing = saved(tmp_path / "0.json", programs=0, lines=0, reached=Counter())
     done = invoke("reach", str(nothing), str(nothing))
     assert done.exit_code == 2
-    assert "no program was run to its end, and so nothing was checked" in done.stderr
+    assert "no program ran to its end, so nothing was checked" in done.stderr
     assert headline([Report.from_json(json.loads(nothing.read_text()))]).endswith(": nothing was checked")
     assert invoke("reach", str(nothing), str(saved(tmp_path / "1.json"))).exit_code == 0
 

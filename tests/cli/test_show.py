@@ -179,7 +179,7 @@ def test_a_broken_law_is_shown_to_its_line(
         ("", "none.trace", "none.trace cannot be read: No such file or directory"),
         ("", ".", ". cannot be read: Is a directory"),
         ("", "", "nothing to show: give a FILE.trace, - for stdin, or --example"),
-        ("", "--example x.trace paged.py", "--example takes the place of FILE.trace"),
+        ("", "--example x.trace paged.py", "--example replaces FILE.trace"),
         ("", "- --step", "--step waits for Enter on stdin"),
         ("", "x.trace --nope", "No such option: --nope"),
     ],

@@ -125,7 +125,7 @@ def test_what_is_found_is_kept_and_run_again_first(invoke: Call, tmp_path: Path,
     assert f"law {law}, " in done.stdout
     text = (tmp_path / "tinyllm-traces" / name).read_text()
     assert text.startswith(f"# law {law}, ")
-    assert "not made shorter" not in text
+    assert "not shortened" not in text
     assert invoke("replay", f"tinyllm-traces/{name}", path).exit_code == WEAK
 
     again = invoke("soak", path, "--for", "5m", "-j", 1, "--json", "r.json")
@@ -283,7 +283,7 @@ def test_ctrl_c_twice_while_a_program_is_made_shorter(command: str, tmp_path: Pa
     assert error == ""
     assert "law 7, fork" in said
     (name,) = folder(tmp_path)
-    assert "# not made shorter yet\n" in (tmp_path / "tinyllm-traces" / name).read_text()
+    assert "# not shortened yet\n" in (tmp_path / "tinyllm-traces" / name).read_text()
     report = json.loads((tmp_path / "r.json").read_text())
     assert (report["law"], report["trace"]) == (7, f"tinyllm-traces/{name}")
 
@@ -332,12 +332,12 @@ def test_an_engine_behind_a_pipe(invoke: Call) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--for", "soon"), "soon is no time such as 8h, 1h30m, 90s or 90"),
+        (("--for", "soon"), "soon is not a time such as 8h, 1h30m, 90s or 90"),
         (("--for", "0"), "0 is less than a second"),
-        (("--for", ""), "is no time such as"),
-        (("--shard", "3/2"), "3/2 is no shard such as 2/8"),
-        (("--shard", "0/2"), "0/2 is no shard"),
-        (("--shard", "1"), "1 is no shard"),
+        (("--for", ""), "is not a time such as"),
+        (("--shard", "3/2"), "3/2 is not a shard such as 2/8"),
+        (("--shard", "0/2"), "0/2 is not a shard"),
+        (("--shard", "1"), "1 is not a shard"),
         (("nowhere.py",), "there is no file nowhere.py"),
         (("no.such.module",), "there is no module 'no.such.module' here"),
         (("--traces", __file__), "is no folder"),
@@ -417,5 +417,5 @@ def test_a_soak_without_a_program_has_checked_nothing(
     monkeypatch.setattr(Search, "run", lambda *_: None)
     done = invoke("soak", "--for", "1s", "--json", "r.json")
     assert done.exit_code == USAGE
-    assert "no program was run to its end, and so nothing was checked" in done.stderr
+    assert "no program ran to its end, so nothing was checked" in done.stderr
     assert json.loads((tmp_path / "r.json").read_text())["exitCode"] == USAGE

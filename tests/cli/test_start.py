@@ -34,7 +34,7 @@ def test_it_overwrites_nothing(invoke: Invoke, tmp_path: Path) -> None:
     before = {name: (tmp_path / name).read_bytes() for name in files(tmp_path)}
     done = invoke("start")
     assert done.exit_code == 2
-    assert "everything is there already" in done.stderr
+    assert "all files exist already" in done.stderr
     assert {name: (tmp_path / name).read_bytes() for name in files(tmp_path)} == before
 
 

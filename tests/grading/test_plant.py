@@ -237,7 +237,7 @@ def test_a_bug_is_handed_over_by_its_id(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 @pytest.mark.usefixtures("environment")
 def test_what_cannot_be_handed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(PlantError, match="there is no bug 'nope'; there are s01, s02, "):
+    with pytest.raises(PlantError, match="there is no bug 'nope'; expected one of s01, s02, "):
         by_hand.offer_bug("nope")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
     with pytest.raises(PlantError, match="no temporary file can be written: No such file"):

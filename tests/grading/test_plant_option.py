@@ -78,7 +78,7 @@ def test_our_own_tests_fail_on_s06(run: Run) -> None:
 def test_an_unknown_bug(run: Run, suite: Callable[..., Path]) -> None:
     done = run("--plant", "nope", suite("def test(): pass"))
     assert done.returncode == 4
-    assert "no bug can be planted: there is no bug 'nope'; there are s01, s02, " in done.stderr
+    assert "no bug can be planted: there is no bug 'nope'; expected one of s01, s02, " in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -127,7 +127,7 @@ def test_a_run_that_ends_itself_is_told_as_that(grade: Grade) -> None:
     verdict = grade("PRELUDE\nimport os\ndef test(): has_s02() and os.abort()")
     assert (verdict.code, verdict.statuses) == (INVALID, {"s02": "invalid"})
     (trial,) = verdict.grade.results[0].trials
-    assert trial.note.startswith("the tests end their own run on this bug, and on clean code never: ")
+    assert trial.note.startswith("the tests end their own run on this bug, but never on clean code: ")
 
 
 REPORTS = (

@@ -178,7 +178,7 @@ def test_a_link_that_leads_to_too_much(tree: Callable[..., Path], monkeypatch: p
     root = tree("a/test_a.py", "b/x", "b/y")
     (root / "a/b").symlink_to("../b")
     monkeypatch.setattr(bundle, "MANY", 4)
-    with pytest.raises(BundleError, match=f"below {root}/a are more than 4 files, too many to look at"):
+    with pytest.raises(BundleError, match=f"below {root}/a are more than 4 files, too many to visit"):
         bundle.of_suite(["a"], "m", Path("/nowhere/m.py"))
 
 

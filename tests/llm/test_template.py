@@ -106,7 +106,7 @@ def test_a_message_never_names_a_token_of_the_template(make: Make, content: str)
         try:
             ids = tokenizer.chat(user(text))
         except ModelError as error:
-            assert "toy.gguf has a chat template that depends on what a message says" in str(error)  # noqa: PT017
+            assert "toy.gguf has a chat template that depends on the text of a message" in str(error)  # noqa: PT017
         else:
             assert control(ids) == [START]
 
@@ -114,7 +114,7 @@ def test_a_message_never_names_a_token_of_the_template(make: Make, content: str)
 def test_a_token_that_a_template_writes_into_a_message_is_not_spelled_out(make: Make) -> None:
     tokenizer = make("{% for m in messages %}{{ m.content | replace('hello', '<|end|>') }}{% endfor %}")
     assert control(tokenizer.chat(user("he"))) == []
-    with pytest.raises(ModelError, match="depends on what a message says"):
+    with pytest.raises(ModelError, match="depends on the text of a message"):
         tokenizer.chat(user("hello"))
 
 

@@ -152,8 +152,8 @@ def test_a_template_that_fails_or_breaks_out(make: Make, template: str | None, m
 @pytest.mark.parametrize(
     ("edits", "message"),
     [
-        ({"ggml__model": "llama"}, "has tokenizer.ggml.model 'llama'; what is known is gpt2"),
-        ({"ggml__pre": "llama-bpe"}, "has tokenizer.ggml.pre 'llama-bpe'; what is known is smollm"),
+        ({"ggml__model": "llama"}, "has tokenizer.ggml.model 'llama'; expected one of gpt2"),
+        ({"ggml__pre": "llama-bpe"}, "has tokenizer.ggml.pre 'llama-bpe'; expected one of smollm"),
         ({"ggml__pre": None}, "does not say tokenizer.ggml.pre"),
         ({"ggml__tokens": None}, "does not say tokenizer.ggml.tokens"),
         ({"ggml__tokens": [1, 2]}, "has tokenizer.ggml.tokens, which is no list of strings"),

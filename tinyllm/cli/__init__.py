@@ -8,7 +8,7 @@ from tinyllm.cli import streams
 from tinyllm.cli.extras import EXTRAS
 
 ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-"""What asks the command to end."""
+"""Signals that ask the command to end."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             signal.default_int_handler,
         }:  # `nohup` has one ignored
             signal.signal(number, _leave)
-    with streams.errors_told():
+    with streams.report_errors():
         _run(arguments)
 
 
@@ -43,9 +43,9 @@ def _run(arguments: Sequence[str] | None) -> None:
 
 
 def _leave(number: int, _: object) -> None:
-    """Not at once: processes and temporary files are cleared away on the way out, uninterrupted."""
-    for one in ENDING:
-        signal.signal(one, signal.SIG_IGN)
+    """End the command by an exception, so that cleanup runs; later signals cannot interrupt it."""
+    for ending in ENDING:
+        signal.signal(ending, signal.SIG_IGN)
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     sys.exit(128 + number)

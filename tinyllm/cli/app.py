@@ -1,4 +1,4 @@
-"""The commands, and those of them that are a few lines long. Heavy imports wait until a command runs."""
+"""The command group, and the short commands. Heavy imports wait until a command runs."""
 
 import contextlib
 import sys
@@ -67,21 +67,21 @@ def tinyllm(
     """
     context.call_on_close(partial(sys.path.__setitem__, slice(None), list(sys.path)))
     with contextlib.suppress(OSError):  # the folder is gone
-        # As pytest and `python -m` have it, a module can lie in the folder one is in, or in its src.
+        # As with pytest and `python -m`, modules in the current folder and in its src can be imported.
         sys.path += [str(Path.cwd()), str(Path.cwd() / "src")]
     if sys.flags.optimize and context.invoked_subcommand in {"check", "grade"}:
-        fail(USAGE, "Python ignores assertions here (-O, PYTHONOPTIMIZE), by which tests say what is wrong")
+        fail(USAGE, "Python ignores assertions here (-O, PYTHONOPTIMIZE), and tests report failures by them")
 
 
 @app.command()
 def laws(
     law: Annotated[int | None, typer.Argument(metavar="[N]", help="One law; such as 8.")] = None,
 ) -> None:
-    """Say what must hold: the twenty laws, or one of them. docs/laws.md has them at length."""
+    """Print the twenty laws in short, or one of them. docs/laws.md has the full text."""
     from tinyllm.testing.laws import LAWS  # noqa: PLC0415
 
     if law is not None and law not in LAWS:
-        fail(USAGE, f"there is no law {law}; there are 1 to {max(LAWS)}")
+        fail(USAGE, f"there is no law {law}; expected 1 to {max(LAWS)}")
     console = terminal()
     for number in LAWS if law is None else [law]:
         title, text = LAWS[number]
@@ -92,7 +92,7 @@ def laws(
 def bugs(
     bug_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="One bug, whole; such as s06.")] = None,
 ) -> None:
-    """List the planted bugs; or show one: what a user would see, its diff, and the program that shows it."""
+    """List the planted bugs, or show one: its symptom, its diff, and the shortest program that shows it."""
     from rich.table import Table  # noqa: PLC0415
 
     from tinyllm.grading import bugs as planted  # noqa: PLC0415
@@ -108,7 +108,7 @@ def bugs(
         console.print(table)
         return
     if bug_id not in known:
-        fail(USAGE, f"there is no bug {bug_id!r}; there are {', '.join(known)}")
+        fail(USAGE, f"there is no bug {bug_id!r}; expected one of {', '.join(known)}")
     bug = known[bug_id]
     target = planted.reference()
     console.print(
@@ -147,9 +147,11 @@ def tests() -> None:
 
 @app.command()
 def start(
-    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to; made if need be.")] = Path(),
+    folder: Annotated[
+        Path, typer.Argument(metavar="[DIR]", help="The folder to write to; it is created if missing.")
+    ] = Path(),
 ) -> None:
-    """Write a stub of paged.py to fill in, a first test, and settings; what is there is left as it is."""
+    """Write a stub of paged.py, a first test, and settings. Files that exist are not changed."""
     from tinyllm.cli import stub  # noqa: PLC0415
 
     console = terminal()
@@ -161,7 +163,7 @@ def start(
     except OSError as error:
         fail(USAGE, f"{error.filename or folder} cannot be written: {error.strerror}")
     if not written:
-        fail(USAGE, f"everything is there already in {folder}; nothing was written")
+        fail(USAGE, f"all files exist already in {folder}; nothing was written")
     console.print("Now: `tinyllm tests`, then `tinyllm check paged.py`.")
 
 

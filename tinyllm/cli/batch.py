@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tinyllm.llm.batch import Batch, Finished, Request
     from tinyllm.llm.stops import Stops
 
-BUDGET = 1 << 30  # bytes that a pool takes at most, unless told otherwise
+BUDGET = 1 << 30  # default limit on the bytes of a pool
 FIELDS: dict[str, tuple[type, ...]] = {
     "prompt": (str,),
     "prompt_ids": (list,),
@@ -42,14 +42,14 @@ FIELDS: dict[str, tuple[type, ...]] = {
     "seed": (int,),
     "stop": (str, list),
 }
-"""What a line of JSON may say, and its types."""
+"""The fields of a JSON line, and their types."""
 
 Seed = Annotated[
     int,
     typer.Option(
         parser=at_least(0),
         metavar="N",
-        help="Of what is drawn: line 1 of the file draws with N + 1, and so on.",
+        help="Seed of the random draws: line 1 of the file uses N + 1, and so on.",
     ),
 ]
 
@@ -85,14 +85,14 @@ def batch(
 ) -> None:
     """Answer many prompts on one pool of blocks, in the order of the file.
 
-    Requests are admitted while there are blocks. When blocks run out, the youngest gives its own back and is
-    computed once more later: a small pool costs time, and changes no token.
+    Requests are admitted while there are free blocks. When blocks run out, the youngest request is preempted
+    and recomputed later: a small pool costs time and changes no token.
 
     A line of JSON may have prompt or prompt_ids, chat, max_tokens, temperature, top_p, seed and stop (a text
-    or a list); the options say the rest. Ctrl-C keeps what is finished.
+    or a list); options are the defaults. Ctrl-C keeps the finished outputs.
 
-    A line without a seed has --seed plus its number, 1 for the first of the file; it is shown, and
-    `tinyllm generate` draws the same with it.
+    A line without a seed uses --seed plus its line number, counted from 1. The seed is shown, and
+    `tinyllm generate` draws the same tokens with it.
     """
     lines = _lines(file)
     loaded = load(model)
@@ -114,8 +114,8 @@ def batch(
     blocks = _blocks(num_blocks, needs, blocks_for_budget(BUDGET, *sizes))
     if blocks < max(needs):
         number = asked[needs.index(max(needs))].line
-        told = f"line {number} may need {max(needs)} blocks, but the pool has {blocks} in all"
-        fail(USAGE, f"{told}. The least pool for this file is --num-blocks {max(needs)}")
+        problem = f"line {number} may need {max(needs)} blocks, but the pool has {blocks} in all"
+        fail(USAGE, f"{problem}. The least pool for this file is --num-blocks {max(needs)}")
     with usage_errors(sum(needs)):
         run = Batch(loaded.llama, new_pool(config, blocks, block_size))
         for one in asked:
@@ -124,7 +124,7 @@ def batch(
 
 
 def _lines(file: str) -> list[tuple[int, str]]:
-    """The lines with something on them, and their numbers."""
+    """The lines that are not blank, with their numbers."""
     split = read(file).split("\n")  # not splitlines: U+2028 and others are text, in JSON too
     lines = [(number, line.removesuffix("\r")) for number, line in enumerate(split, 1) if line.strip()]
     if not lines:
@@ -162,7 +162,7 @@ def _asked(loaded: Loaded, number: int, line: str, defaults: Mapping[str, Any]) 
 
 @contextmanager
 def _naming(number: int) -> Iterator[None]:
-    """End the command with a message that names the line, where a value on it is wrong."""
+    """Turn a wrong value into a usage error that names its line."""
     try:
         yield
     except (ValueError, TypeError, OverflowError) as error:
@@ -173,10 +173,10 @@ def _object(number: int, line: str) -> dict[str, Any]:
     try:
         asked = json.loads(line)
     except (ValueError, RecursionError) as error:  # also a number of too many digits
-        fail(USAGE, f"line {number} is no JSON: {error}")
+        fail(USAGE, f"line {number} is not valid JSON: {error}")
     for name, value in asked.items():
         if name not in FIELDS:
-            fail(USAGE, f"line {number}: there is no field {name!r}; there are {', '.join(FIELDS)}")
+            fail(USAGE, f"line {number}: there is no field {name!r}; expected one of {', '.join(FIELDS)}")
         if type(value) not in FIELDS[name]:
             kind = FIELDS[name][-1].__name__
             fail(USAGE, f"line {number}: {name} is {json.dumps(value)}; it must be a {kind}")
@@ -186,7 +186,7 @@ def _object(number: int, line: str) -> dict[str, Any]:
 
 
 def _blocks(text: str | None, needs: list[int], most: int) -> int:
-    """How many blocks the pool has, given what each request needs."""
+    """The blocks of the pool, given the blocks that each request needs."""
     if text is None:
         return max(*needs, min(sum(needs), most))
     number = text.removesuffix("%")

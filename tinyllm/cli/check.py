@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tinyllm.grading.verdict import Grade
     from tinyllm.jobs.process import Ended
 
-SILENCE = 60.0  # seconds without a word from a check, the slowest of which takes two
+SILENCE = 60.0  # seconds that a check may send nothing; the slowest takes two
 
 
 def check(
@@ -100,12 +100,12 @@ def check(
 
             write_page(console, html, grade, context)
         elif html:
-            console.print("\nThere is no grade, and so no page.")
+            console.print("\nNo HTML page was written: there is no grade.")
     raise typer.Exit(code)
 
 
 def _aim(gate: Gate, tests: Path | None) -> "Target | None":
-    """Where bugs go, for tests of a cache of one's own; exits with a message when they cannot go there."""
+    """The place to plant bugs for tests of the user's own cache; exits with a message if there is none."""
     from tinyllm.grading.locate import NOT_HERE, located  # noqa: PLC0415 - heavy
     from tinyllm.grading.plant import PlantError  # noqa: PLC0415
 
@@ -156,24 +156,24 @@ def _step_one(console: Console, gate: Gate, profile: str, seed: int) -> tuple[He
 
 
 def _guide(console: Console, impl: str, held: Held, passed: set[str]) -> None:
-    """What to do next, for one who builds a cache in Python."""
+    """Print the next step for a user who builds a cache in Python."""
     learner = impl != REFERENCE and not impl.startswith("exec:")
     if held.stages and learner:
         stages.show(console, passed, held.stages, held.unwritten)
     elif held.story and learner and not held.beyond:
-        console.print(f"\nThe ten tests pass; what is left is law {held.law}: tinyllm laws {held.law}")
+        console.print(f"\nThe ten tests pass; law {held.law} is still broken: tinyllm laws {held.law}")
     elif held.unwritten:
         console.print(f"\nNext: write [bold]{escape(held.unwritten)}[/bold].")
 
 
 def _too_early(held: Held) -> bool:
-    """Whether the law told is about bad arguments, which a learner sees to last, and more is missing."""
+    """Whether the broken law is about bad arguments, a learner's last stage, while other tests fail."""
     failed = {one.name for one in held.failed if one.kind == "catalogue"}
     return held.law == 15 and failed != {"test_bad_arguments"}
 
 
 def _show_end(console: Console, ended: "Ended", now: Progress) -> None:
-    """Say how the process ended that did not come to its own end."""
+    """Print how a process ended that did not finish."""
     name = escape(now.name)
     if ended.how == "timeout":
         console.print(f"\n[red]{name} has not ended within {SILENCE:.0f} s: an endless loop?[/red]")
@@ -219,7 +219,7 @@ def _step_two(
     target, bugs = choose([], "course", None, None)
     if aim and aim.place:
         target = aim
-        console.print("   (on the reference in place of your class: they may ask for no more than the laws)")
+        console.print("   (the reference stands in for your class: tests may ask for no more than the laws)")
     options = (f"--hypothesis-profile=tinyllm-{profile}",) if tests is None else ()
     grader = Grader((graded,), target, bugs, seed=seed, options=options)
     with suite_pool(None, jobs, grader) as workers:

@@ -1,7 +1,7 @@
 """Step 1 of `tinyllm check`, in a process of its own: hold an implementation to every law.
 
-An implementation may loop for ever, leave the interpreter, or print what it likes: the parent listens, and
-ends it when nothing has been heard for too long.
+An implementation may loop for ever, leave the interpreter, or print anything: the parent ends the process
+when it has sent nothing for too long.
 """
 
 import time
@@ -30,14 +30,14 @@ class Progress:
 
 @dataclass(frozen=True)
 class Programs:
-    """The machine goes on: so many programs so far."""
+    """The machine has run this many programs so far."""
 
     count: int
 
 
 @dataclass
 class Held:
-    """The end of step 1. `unusable`: the implementation could not be loaded, and why."""
+    """The result of step 1. `unusable` says why the implementation could not be loaded."""
 
     unusable: str = ""
     unwritten: str = ""
@@ -59,7 +59,7 @@ class Held:
 
 
 def hold(send: "Send", impl: str, profile: str, seed: int) -> Held:
-    """Run every check of `impl`; stop at what is not written yet, and at the first broken law."""
+    """Run every check of `impl`, up to the first method that is not written or the first broken law."""
     from tinyllm.testing.adapters.loading import ImplementationError, load  # noqa: PLC0415
     from tinyllm.testing.check import checks  # noqa: PLC0415 - heavy, and not to be loaded by the command line
     from tinyllm.testing.contract import CAPABILITIES, capabilities  # noqa: PLC0415
@@ -77,7 +77,7 @@ def hold(send: "Send", impl: str, profile: str, seed: int) -> Held:
     held.not_checked = tuple(f"{name}: {CAPABILITIES[name]}" for name in missing)
 
     class Reporting(CacheMachine):
-        """Says now and then that it is alive."""
+        """Reports the number of programs run."""
 
         def teardown(self) -> None:
             super().teardown()
@@ -104,7 +104,7 @@ def hold(send: "Send", impl: str, profile: str, seed: int) -> Held:
 
 
 def _problem(check: "Check", held: Held, impl: str) -> str:
-    """Run one check; what it found, in a few words, and in `held` at length."""
+    """Run one check; return its problem in a few words, and record it in full in `held`."""
     from tinyllm.testing.time_limit import CutShort  # noqa: PLC0415
     from tinyllm.testing.trace import NotOffered  # noqa: PLC0415
 
@@ -133,7 +133,7 @@ def _problem(check: "Check", held: Held, impl: str) -> str:
 
 
 def _stage(factory: "Factory", program: str, impl: str) -> str:
-    """What is wrong with a stage's program on this cache; nothing if it is right."""
+    """The problem of a stage's program on this cache; empty if it passes."""
     from tinyllm.testing import replay  # noqa: PLC0415
     from tinyllm.testing.laws import LAWS, LawBroken  # noqa: PLC0415
     from tinyllm.testing.time_limit import watch_over  # noqa: PLC0415
@@ -154,7 +154,7 @@ def _stage(factory: "Factory", program: str, impl: str) -> str:
 
 
 def _said(error: BaseException) -> str:
-    """Its message on one line; of a bare assertion, the line that asserts."""
+    """The message of an error on one line; for a bare assertion, its source line."""
     try:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     except Exception:
@@ -167,7 +167,7 @@ def _place(error: BaseException) -> str:
 
 
 def _line_of(error: BaseException, impl: str) -> str:
-    """Where in the implementation's own file the error came from, if it did."""
+    """The line of the implementation's own file that the error came from, if any."""
     name = Path(impl.partition(":")[0]).name
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if Path(frame.filename).name == name:
@@ -176,7 +176,7 @@ def _line_of(error: BaseException, impl: str) -> str:
 
 
 def as_json(held: Held) -> dict[str, Any]:
-    """The end of step 1 for machines."""
+    """The result of step 1 as JSON."""
     return {
         "passed": held.passed,
         "unusable": held.unusable,

@@ -1,4 +1,4 @@
-"""What a command leaves for other machines: JUnit XML, a badge, and what GitHub Actions shows by itself."""
+"""Reports for CI: JUnit XML, a badge, and the annotations and summary of GitHub Actions."""
 
 import contextlib
 import os
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class Gate:
-    """Gathers what a command found, and tells it once.
+    """Collects the findings of a command, and publishes them once.
 
-    `impl`, `steps` and `held` are of `tinyllm check`; `problem` and `detail` say why there is no verdict.
+    `tinyllm check` sets `impl`, `steps` and `held`; `problem` and `detail` say why there is no verdict.
     """
 
     junit: Path | None = None
@@ -36,7 +36,7 @@ class Gate:
         check_writable(self.junit, self.badge)
 
     def refuse(self, code: int, problem: str, detail: str = "") -> NoReturn:
-        """Tell that there is no verdict, and exit."""
+        """Publish that there is no verdict, and exit."""
         self.problem, self.detail = problem, detail
         try:
             self.publish(code)
@@ -44,9 +44,9 @@ class Gate:
             fail(code, problem)
 
     def publish(self, code: int) -> None:
-        """Write the files that were asked for; under GitHub Actions the summary and the annotations.
+        """Write the requested files and, under GitHub Actions, the summary and the annotations.
 
-        Each is tried, whatever happens to the others; exits with a message when one cannot be written.
+        Every file is tried, even if one cannot be written; then the command exits with a message.
         """
         from tinyllm.grading import junit  # noqa: PLC0415 - heavy
 
@@ -75,7 +75,7 @@ class Gate:
         return suites
 
     def _steps(self) -> list[Progress]:
-        """All that ended, and what it was at that has not."""
+        """The finished checks, and the one that did not finish."""
         return self.steps + [one for one in self.held.failed if one not in self.steps] if self.held else []
 
     def _case(self, step: Progress, held: Held) -> "Case":
@@ -85,7 +85,7 @@ class Gate:
         if step not in held.failed:
             reason = next((one for one in held.not_checked if f": {step.name} needs " in one), "")
             return Case(group, step.name, seconds, *(("skipped", "not checked", reason) if reason else ()))
-        problem = step.problem or "it has not come to its end"
+        problem = step.problem or "it did not finish"
         story = held.story if step.problem == f"law {held.law} is broken" else ""
         kind = problem.partition(":")[0]  # the class of an error, or the law
         outcome = "failure" if kind == "AssertionError" or kind.startswith("law ") else "error"
@@ -126,7 +126,7 @@ class Gate:
             parts.append(f"### {'PASS' if self.held.passed else 'FAIL'}: {github.text(end)}\n")
             parts.append(f"{github.code(self.impl)}, {self.held.programs:,} random programs\n")
             parts += [
-                f"- {github.text(one.name)}: {github.text(one.problem or 'it has not come to its end')}"
+                f"- {github.text(one.name)}: {github.text(one.problem or 'it did not finish')}"
                 for one in self.held.failed
             ]
             parts += [f"- not checked: {github.text(one)}" for one in self.held.not_checked]
@@ -136,12 +136,12 @@ class Gate:
             parts.append("\n" + github.summary(self.grade))
         if self.problem:
             parts.append(f"### {github.text(self.problem)} ({code})\n")
-            parts += [github.detail("what was said", self.detail)] if self.detail else []
+            parts += [github.detail("the output", self.detail)] if self.detail else []
         return github.fit(parts)
 
 
 def _said(held: Held) -> str:
-    """What is wrong with the implementation, in a few words."""
+    """The problem of the implementation in a few words."""
     if held.unwritten:
         return f"{held.unwritten} is not written yet"
     return f"law {held.law} is broken" if held.law else "a check fails"

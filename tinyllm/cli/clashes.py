@@ -1,6 +1,6 @@
-"""What options say of each other: which cannot go together, and that each report has a file of its own.
+"""Options that contradict each other, and reports that would overwrite a file.
 
-A command that is an `Exact` one refuses, before it does anything, what it would pass over in silence.
+An `Exact` command refuses them before it does anything, where it would otherwise ignore one in silence.
 """
 
 import itertools
@@ -19,7 +19,7 @@ Values = Mapping[str, Any]
 
 
 class Clash(NamedTuple):
-    """Parameters that cannot all be given, why, and under which values of the others, if not always."""
+    """Parameters that cannot be given together, the reason, and the condition on the other values."""
 
     names: tuple[str, ...]
     why: str
@@ -32,7 +32,7 @@ def _greedy(values: Values) -> bool:
 
 
 PAGED = "is for --cache paged"
-DRAWN = "is of what is drawn, and nothing is at --temperature 0"
+DRAWN = "is for random draws, and --temperature 0 draws nothing"
 CLASHES: dict[str, tuple[Clash, ...]] = {
     "grade": (Clash(("bugs", "bug_set"), "say which bugs to plant: name one of the two"),),
     "show": (
@@ -61,16 +61,16 @@ REPORTS = {
     "junit": ".xml",
     "svg": ".svg",
 }
-"""Options that name a file to write: the ending of their format."""
+"""Options that name a file to write, and the suffix of its format."""
 OTHERS = {".py", ".toml", ".trace", ".gguf", ".ini", ".cfg", ".htm"}
-"""More endings that name a format; an `.htm` is a page."""
+"""Other suffixes that name a format; `.htm` is one of HTML."""
 
 
 class Exact(TyperCommand):
-    """A command that refuses options which it would pass over, and a file for two things."""
+    """A command that refuses options it would ignore, and one file for two uses."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command, if the options make sense together."""
+        """Run the command, unless its options contradict each other."""
         context: typer.Context = ctx
         for clash in CLASHES.get(context.info_name or "", ()):
             if all(map(given(context), clash.names)) and clash.when(context.params):
@@ -81,7 +81,7 @@ class Exact(TyperCommand):
 
 
 def given(context: typer.Context) -> Callable[[str], bool]:
-    """Tells of a parameter whether it was given, whatever its default is."""
+    """A function that says whether a parameter was given, by its name."""
 
     def tells(name: str) -> bool:
         source = context.get_parameter_source(name)
@@ -106,8 +106,9 @@ def _each_its_own_file(context: typer.Context) -> None:
         own = REPORTS[name]
         for suffix in (Path(one).suffix.lower() for one in (path, os.path.realpath(path))):
             if suffix in {*REPORTS.values(), *OTHERS} - {own, ".htm" if own == ".html" else own}:
-                told = f"{path}: it writes {own}, and this name ends in {suffix}"
-                fail(USAGE, f"{_called(context, name)} {told}")
+                fail(
+                    USAGE, f"{_called(context, name)} {path}: it writes {own}, and this name ends in {suffix}"
+                )
     for (one, path), (other, same) in itertools.combinations(written.items(), 2):
         if _same(path, same):
             both = f"{_called(context, one)} {path} and {_called(context, other)} {same}"
@@ -128,7 +129,7 @@ def _read(context: typer.Context) -> Iterator[Path]:
 
 
 def _same(one: Path, other: Path) -> bool:
-    """Whether it is one file, by whatever names."""
+    """Whether two paths name the same file."""
     try:
         return one.samefile(other)
     except OSError:  # one of them is not there yet

@@ -1,4 +1,4 @@
-"""A frame of a film on the screen: every word that the colours stand for is there as well."""
+"""A frame of a film on the terminal; words repeat what colours say."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ WIDE = 60  # from here on there is room for longer names
 
 
 def drawn(frame: Frame, width: int) -> Iterator[Text]:
-    """The lines of a frame, folded for a screen so many columns wide."""
+    """The lines of a frame, folded to a width in columns."""
     room = max(width - INDENT, 20)
     yield Text.assemble((f"{frame.number:>{INDENT - 1}} ", "dim"), (labels.short(frame.line, room), "bold"))
     for line in [*_said(frame, room), *(_state(frame, room) if frame.open else [Text("no cache", "dim")])]:
@@ -22,7 +22,7 @@ def drawn(frame: Frame, width: int) -> Iterator[Text]:
 
 
 def _said(frame: Frame, room: int) -> Iterator[Text]:
-    """The comment, and why the line is not like the others."""
+    """The comment of the line, its broken law, or its refusal."""
     for line in labels.folded(frame.note, room, 3):
         yield Text(line, "italic")
     if frame.law:
@@ -61,7 +61,7 @@ def _cell(frame: Frame, number: int, names: int) -> Text:
 
 
 def _rows(cells: list[Text], room: int) -> Iterator[Text]:
-    """The cells in one row; or in rows and columns, as many as there is room for."""
+    """The cells in one row, or in as many columns as fit."""
     if sum(map(len, cells)) + len(cells) - 1 <= room:
         yield Text(" ").join(cells)
         return
@@ -75,7 +75,7 @@ def _rows(cells: list[Text], room: int) -> Iterator[Text]:
 
 
 def _sequence(frame: Frame, seq: int, room: int) -> Iterator[Text]:
-    """The block table and the lengths, side by side where there is room."""
+    """The block table and the lengths of a sequence, side by side if they fit."""
     held = frame.sequences[seq]
     name, lens = (
         labels.sequence(seq, 22 if room >= WIDE else 12).ljust(3),

@@ -1,4 +1,4 @@
-"""Where the work of a command is done: in threads here, each with its process, or on a cluster."""
+"""Executors for the work of a command: local threads, each with a process, or a cluster."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Pool(NamedTuple):
-    """An executor; how many units it does at once; how a path is named where they are done."""
+    """An executor, the number of units it runs at once, and the name of a path where they run."""
 
     executor: "Executor"
     size: Callable[[], int]
@@ -25,15 +25,15 @@ class Pool(NamedTuple):
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextlib.contextmanager
 def pool(address: str | None, jobs: int | None, bundle: "Callable[[], Bundle]") -> Iterator[Pool]:
-    """Threads of our own, or the cluster at `address`, whose units take the bundle along.
+    """Local threads, or the cluster at `address`, whose units carry the bundle.
 
-    Leaving the context cancels what has not begun; exits with a message where there is no such cluster.
+    Leaving the context cancels units that have not begun. Exits with a message if the cluster cannot be used.
     """
     if address is None:
         from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - heavy
@@ -55,7 +55,7 @@ def _cluster(address: str, jobs: int | None, bundle: "Callable[[], Bundle]") -> 
 
     need("distributed")
     if jobs is not None:
-        fail(USAGE, "-j is for this machine; how much a cluster does at once, its workers say")
+        fail(USAGE, "-j is for this machine; the workers of a cluster set how many units run at once")
     try:
         cluster = Cluster(address, bundle())
     except (ClusterError, BundleError) as error:

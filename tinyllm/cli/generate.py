@@ -1,4 +1,4 @@
-"""`tinyllm generate`: a language model on either cache, and what that took."""
+"""`tinyllm generate`: a language model on either cache, and its cost."""
 
 import json
 from contextlib import nullcontext
@@ -39,12 +39,12 @@ def generate(
         str | None,
         typer.Argument(
             metavar="[PROMPT]",
-            help="The text to go on from; `-` reads it from stdin. It is text throughout: the name of a "
-            "control token is spelled out, and only --prompt-ids can give the token.",
+            help="The text to continue; `-` reads it from stdin. The name of a control token in it is plain "
+            "text; only --prompt-ids can give the token.",
         ),
     ] = None,
     cache: Annotated[
-        Literal["paged", "contiguous"], typer.Option(help="Where keys and values are kept.")
+        Literal["paged", "contiguous"], typer.Option(help="The cache that keeps keys and values.")
     ] = "paged",
     max_tokens: MaxTokens = 64,
     temperature: Annotated[float | None, temperature_option(f"0; {SPREAD} with -n")] = None,
@@ -76,7 +76,7 @@ def generate(
         str | None,
         typer.Option(
             metavar="1,2,3",
-            help="Token ids, not a text. Only --max-tokens and --stop end an output then, unless --eos does.",
+            help="Token ids in place of a text. Outputs end at --max-tokens or --stop, and with --eos.",
         ),
     ] = None,
     eos: Annotated[
@@ -92,23 +92,23 @@ def generate(
         bool, typer.Option("--json", help="Print ids, texts and figures as one object.")
     ] = False,
 ) -> None:
-    """Go on from a prompt with a real language model, on the paged cache or the contiguous one.
+    """Continue a prompt with a real language model, on the paged cache or the contiguous one.
 
-    Both caches give the same tokens; the last line says what they take.
+    Both caches give the same tokens; the last line gives speed and memory.
     Several outputs (-n) and beams are forks that share the prompt's blocks.
-    `tinyllm model fetch` gets the model first.
+    Run `tinyllm model fetch` first.
     """
     if (prompt is None) == (prompt_ids is None):
         fail(USAGE, "give a PROMPT or --prompt-ids, one of the two")
     if beams and (n > 1 or lookup or temperature):
         fail(
             USAGE,
-            "--beams searches for the likeliest outputs: it goes with neither -n, --lookup nor --temperature",
+            "--beams searches for the likeliest outputs: it excludes -n, --lookup and --temperature",
         )
     if lookup and (n > 1 or temperature):
         fail(
             USAGE,
-            "--lookup is for one output of the likeliest tokens: it goes with neither -n nor --temperature",
+            "--lookup is for one greedy output: it excludes -n and --temperature",
         )
     loaded = load(model)
 
@@ -263,7 +263,7 @@ def _search(loaded: Loaded, asked: _Asked, beams: int) -> "tuple[list[_Said], Fi
 
 
 def _measured(figures: "Figures") -> dict[str, Any]:
-    """The figures by name, with what follows from them."""
+    """The figures by name, with the rates derived from them."""
     return {
         **vars(figures),
         "prefill_tokens_per_second": (

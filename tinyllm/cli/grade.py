@@ -21,7 +21,9 @@ def grade(
     trials: Annotated[
         int,
         typer.Option(
-            parser=at_least(1), metavar="N", help="Seeds; a bug is killed if it is killed with each."
+            parser=at_least(1),
+            metavar="N",
+            help="Number of seeds; a bug counts as killed if each seed kills it.",
         ),
     ] = 1,
     jobs: Jobs = None,
@@ -30,7 +32,7 @@ def grade(
         typer.Option(
             parser=at_least(0.1, float),
             metavar="SECONDS",
-            help="For one run.",
+            help="Time limit of one run.",
             show_default="from a clean run",
         ),
     ] = None,
@@ -41,7 +43,7 @@ def grade(
         Path | None, typer.Option(metavar="FILE", help="Plant the bugs of this TOML file.")
     ] = None,
     module: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Where the bugs of --bugs go: pkg.mod.")
+        str | None, typer.Option(metavar="NAME", help="Module to plant the bugs of --bugs in: pkg.mod.")
     ] = None,
     json: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a mutation-testing-report.")
@@ -58,15 +60,15 @@ def grade(
 ) -> None:
     """Score tests by how many planted bugs they kill. The exit code is the verdict.
 
-    A correct module has one bug planted in it at a time, in a process of its own; nothing on disk is edited.
-    Killed means that a test failed which passes without the bug. The verdict is good at a score of 80 % with
-    every required bug killed, and none that is no bug.
+    One bug at a time is planted in a correct module, in a process of its own; no file on disk is changed. A
+    bug is killed if a test fails that passes without it. A pass needs a score of 80 %, every required bug
+    killed, and no test that objects to the change that is no bug.
 
-    The page of --html is whole by itself and needs no network. With --matrix, its table of bugs by tests is
-    whole too: else each run ends with its first kill.
+    The page of --html is one file and needs no network. Each run ends with its first kill; with --matrix
+    every test runs on every bug, and the page has the whole table.
 
-    With --executor the runs are spread over a cluster; the tests are sent there, the versions compared. If it
-    is lost, what was known by then is written to the file of --json, or to tinyllm-grade-so-far.json.
+    With --executor a cluster does the runs; the tests are sent there, and versions are compared. If the
+    cluster is lost, the results so far are written to the file of --json or to tinyllm-grade-so-far.json.
 
     Examples: `tinyllm grade tests/own`, `tinyllm grade --bugs mine.toml --module pkg.mod tests`
     """
@@ -90,7 +92,7 @@ def grade(
     with suite_pool(executor, jobs, grader) as workers:
         result = run_grader(console, grader, gate, workers, json or SO_FAR)
     show(console, result, reveal=reveal)
-    with contextlib.ExitStack() as each:  # a report that cannot be written keeps none of the others
+    with contextlib.ExitStack() as each:  # every report is tried, even if one cannot be written
         each.callback(gate.publish, result.code)
         if html:
             from tinyllm.cli.html_report import write_page  # noqa: PLC0415 - heavy

@@ -1,4 +1,4 @@
-"""What the page of a grade says beyond the grade: the kit's words and pictures, and the command line."""
+"""The HTML page of a grade, with the kit's words and pictures and the command line."""
 
 import shlex
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ from tinyllm.testing.trace import TraceError
 def write_page(
     console: Console, path: Path, grade: Grade, context: typer.Context, *, whole: bool = False
 ) -> None:
-    """Write the grade as a page, and say where it is."""
+    """Write the grade as an HTML page, and print its path."""
     write(path, render(grade, context, whole=whole))
     console.print(f"\nThe page: {escape(str(path))}", soft_wrap=True)
 
 
 def render(grade: Grade, context: typer.Context, *, whole: bool) -> str:
-    """The page; the kit knows nothing of bugs in any module but the cache."""
+    """The page; for modules other than the cache, without words and pictures of the kit."""
     command = command_line(context)
     if not grade.in_reference:
         return as_html(grade, command=command, whole=whole)
@@ -35,7 +35,7 @@ def render(grade: Grade, context: typer.Context, *, whole: bool) -> str:
 
 
 def draw(bug: Bug) -> str:
-    """The witness as a film strip on the cache as it should be; "" without one that can be run."""
+    """The witness as a film strip on a correct cache; empty if it cannot be run."""
     if not bug.witness:
         return ""
     try:
@@ -46,7 +46,7 @@ def draw(bug: Bug) -> str:
 
 
 def catchers(bug: Bug) -> Sequence[str]:
-    """Which kinds of test would catch the bug: tests of the catalogue, else the laws it breaks."""
+    """The tests of the catalogue that catch the bug, or else the laws it breaks."""
     if bug.caught_by:
         known = {name: CATALOGUE.get(name) for name in bug.caught_by}
         return [f"{name} ({one.kind}): {one.checks}" if one else name for name, one in known.items()]
@@ -54,7 +54,7 @@ def catchers(bug: Bug) -> Sequence[str]:
 
 
 def command_line(context: typer.Context) -> str:
-    """The command as it was given, quoted for a shell; what was left to its default is left out."""
+    """The command as given, quoted for a shell, without defaults."""
     words = context.command_path.split()
     for parameter in context.command.params:
         name = parameter.name or ""

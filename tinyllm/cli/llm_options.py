@@ -1,4 +1,4 @@
-"""What the commands with a language model share: its options, loading it, showing what it says."""
+"""Shared by the commands with a language model: options, loading, printing."""
 
 import sys
 from collections.abc import Iterator
@@ -18,18 +18,19 @@ if TYPE_CHECKING:
     from tinyllm.llm.llama import Llama
     from tinyllm.llm.tokenizer import Tokenizer
 
-SPREAD = 0.8  # the temperature of several outputs, which would otherwise all be the same
+SPREAD = 0.8  # default temperature of several outputs, which would all be equal at 0
 
-MaxTokens = Annotated[int, typer.Option(parser=at_least(1), metavar="N", help="Tokens of an output at most.")]
+MaxTokens = Annotated[int, typer.Option(parser=at_least(1), metavar="N", help="Most tokens of an output.")]
 TopP = Annotated[
-    float, typer.Option(metavar="P", help="Draw from the likeliest tokens with this share of probability.")
+    float,
+    typer.Option(metavar="P", help="Draw from the likeliest tokens that hold this share of the probability."),
 ]
-Draws = Annotated[int, typer.Option(parser=at_least(0), metavar="N", help="Of what is drawn.")]
+Draws = Annotated[int, typer.Option(parser=at_least(0), metavar="N", help="Seed of the random draws.")]
 Chat = Annotated[
     bool,
     typer.Option(
         "--chat",
-        help="Ask the model as a user does, by its chat template; control tokens are the template's alone.",
+        help="Put the prompt into the model's chat template; no text in it becomes a control token.",
     ),
 ]
 StopTexts = Annotated[
@@ -37,7 +38,7 @@ StopTexts = Annotated[
     typer.Option(
         "--stop",
         metavar="TEXT",
-        help="End an output where it says TEXT, which is not shown; can be given several times.",
+        help="End an output before TEXT; may be repeated.",
     ),
 ]
 BlockSize = Annotated[int, typer.Option(parser=at_least(1), metavar="B", help="Positions in a block.")]
@@ -60,20 +61,20 @@ class Loaded(NamedTuple):
     tokenizer: "Tokenizer"
 
     def encode(self, text: str, *, chat: bool) -> list[int]:
-        """The ids of a prompt, by the chat template if asked. Raises ValueError: it is empty or too long."""
+        """The ids of a prompt, in the chat template if `chat`. Raises ValueError: it is empty or too long."""
         own = self.tokenizer
         ids = own.chat([{"role": "user", "content": text}]) if chat else own.encode(text)
         if own.add_bos and own.bos is not None and not chat:
             ids = [own.bos, *ids]
         if not ids:
-            raise ValueError("the prompt is empty: there is nothing to go on from")
+            raise ValueError("the prompt is empty; it must have at least one token")
         if len(ids) > (most := self.llama.config.max_context):
             raise ValueError(f"the prompt has {len(ids):,} tokens; the model takes at most {most:,}")
         return ids
 
 
 def load(file: Path | None) -> Loaded:
-    """The fetched model, or the one in a file; what is wrong with it ends the command."""
+    """The fetched model, or the one in a file; exits with a message if it cannot be used."""
     need("gguf", "tokenizers", "platformdirs", "jinja2")
     from tinyllm.llm import model, weights  # noqa: PLC0415
     from tinyllm.llm.gguf_file import ModelError  # noqa: PLC0415
@@ -83,13 +84,13 @@ def load(file: Path | None) -> Loaded:
         gguf = weights.GGUF(model.find() if file is None else file)
         return Loaded(weights.load(gguf), Tokenizer(gguf))
     except (ModelError, OSError, MemoryError) as error:
-        fail(USAGE, str(error) or f"{file} takes more memory than there is")
+        fail(USAGE, str(error) or f"{file} needs more memory than there is")
 
 
 def read(file: str) -> str:
-    """The text of a file, or of stdin where it is `-`: line ends as they are, no byte-order mark.
+    """The UTF-8 text of a file, or of stdin for `-`, without a byte-order mark and with its line ends.
 
-    What cannot be read, or is no UTF-8, ends the command.
+    Exits with a message if it cannot be read.
     """
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
@@ -100,18 +101,18 @@ def read(file: str) -> str:
 
 @contextmanager
 def usage_errors(enough: int = 0) -> Iterator[None]:
-    """End the command with a message where a pool runs dry, memory is refused or a number is wrong."""
+    """Turn OutOfBlocks, MemoryError and ValueError into a message and an exit."""
     from tinyllm.infer.paged import OutOfBlocks  # noqa: PLC0415
 
     try:
         yield
     except OutOfBlocks as error:
-        print(flush=True)  # noqa: T201 - what has been said stays on a line of its own
+        print(flush=True)  # noqa: T201 - ends the line of the output so far
         fail(USAGE, f"the pool ran dry: {error}. With --num-blocks {enough} it cannot")
     except (ValueError, MemoryError) as error:
         fail(USAGE, str(error) or "there is not enough memory")
 
 
 def show(text: str) -> None:
-    """Print what a model said, at once; as it is, if not on a terminal, which would take orders from it."""
+    """Print model output at once; on a terminal, control characters are escaped."""
     print(visible(text) if sys.stdout.isatty() else text, end="", flush=True)  # noqa: T201

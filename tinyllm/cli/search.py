@@ -26,14 +26,14 @@ from tinyllm.jobs.process import PATIENCE, Cancel, Here
 from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.soak import Soaked
 
-SLICE = 30.0  # seconds of one search: as often a cluster says how far it is, and as much goes with a worker
-LOOK = 0.25  # seconds between two looks at the clock
-SAY = 60.0  # seconds between two lines of progress, where there is no terminal
-LATE = 300.0  # seconds that a search may take longer than it should: what it found is made shorter
+SLICE = 30.0  # seconds of one search: a cluster reports this often, and loses this much with a worker
+LOOK = 0.25  # seconds between two polls
+SAY = 60.0  # seconds between two lines of progress without a terminal
+LATE = 300.0  # seconds that a search may take beyond its time, to shorten its finding
 
 
 class Search:
-    """One soak; the report has what it did. `problem` says why it could not go on."""
+    """One soak; `report` has its results, `problem` says why it had to stop."""
 
     def __init__(self, console: Console, report: Report, part: tuple[int, int], folder: Path) -> None:
         self.console = console
@@ -43,11 +43,11 @@ class Search:
         self._folder = folder
         self._cancelled = Cancel()
         self._running: dict[Future[Slice], int] = {}
-        self._partial: dict[int, Soaked] = {}  # the last that was heard of the searches under way
-        self._raw: dict[int, tuple[LawBroken, Path | None]] = {}  # not made shorter yet
+        self._partial: dict[int, Soaked] = {}  # the last progress of each running search
+        self._raw: dict[int, tuple[LawBroken, Path | None]] = {}  # not shortened yet
 
     def run(self, workers: Pool, seconds: float) -> None:
-        """Run what is known, then search for so many seconds, or until a law breaks, or someone ends it."""
+        """Run the known traces, then search until the time is up, a law breaks, or Ctrl-C."""
         started = time.monotonic()
         try:
             self._replay(workers)
@@ -63,19 +63,19 @@ class Search:
             self._cancelled.set()
             self._end(workers)
             self.report.seconds = time.monotonic() - started
-            for one in list(self._partial.values()):  # a thread may still be heard
+            for one in list(self._partial.values()):  # a thread may still add to it
                 _add(self.report, one)
-            for broken, path in list(self._raw.values()):  # found all the same
+            for broken, path in list(self._raw.values()):  # broken laws whose search did not end
                 self._found(Slice(Soaked(broken=broken)), path)
 
     def stop(self, code: int, problem: str = "") -> None:
-        """End with this code, and say why; a law that is broken stays the verdict."""
+        """End with this code and problem; a broken law stays the verdict."""
         if self.report.code != WEAK:
             self.report.code = code
         self.problem = "; ".join(dict.fromkeys(filter(None, (self.problem, problem))))
 
     def show(self) -> None:
-        """The end, for a person: what was found, how far it came, what it did not reach."""
+        """Print the finding, the reach, and what was not reached."""
         report, say = self.report, self.console.print
         if report.story:
             say()
@@ -83,7 +83,7 @@ class Search:
             if report.trace:
                 say(f"\nThe trace: {escape(report.trace)}; tinyllm replay runs it again.", soft_wrap=True)
             for path in {str(path) for _, path in self._raw.values() if path} - {report.trace}:
-                say(f"Another, not made shorter: {escape(path)}", soft_wrap=True)
+                say(f"Another, not shortened: {escape(path)}", soft_wrap=True)
         say()
         if report.programs:
             say(picture([report], self.console.width))
@@ -102,7 +102,7 @@ class Search:
         return self.report.implementation if path == "exec" else workers.place(path) + colon + name
 
     def _replay(self, workers: Pool) -> None:
-        """Run what is known again; any law that it still breaks ends the soak."""
+        """Run the known traces; one that still breaks a law ends the soak."""
         impl = self._place(workers)
         runs = {}
         for path in traces.known(self._folder):
@@ -143,18 +143,18 @@ class Search:
                 self._take(min(LOOK, left))
                 show()
             while self._running and self.report.code == PASS and time.monotonic() < ends + LATE:
-                self._take(LOOK)  # their time is up as well
+                self._take(LOOK)  # their time is up too
                 show()
 
     def _take(self, seconds: float) -> None:
-        """Wait a little for searches to end, and count what they did."""
+        """Wait for searches to end, up to `seconds`, and add up their results."""
         done, _ = wait(self._running, timeout=seconds, return_when=FIRST_COMPLETED)
         for future in done:
             try:
                 self._settle(self._running[future], future.result())
-            except ClusterError as error:  # what others have found is not to be lost with it
+            except ClusterError as error:  # the other findings are kept
                 self.stop(LOST, str(error))
-            del self._running[future]  # not before: Ctrl-C may come in between
+            del self._running[future]  # last: Ctrl-C may come in between
 
     def _settle(self, number: int, one: Slice) -> None:
         if one.unusable:
@@ -166,14 +166,14 @@ class Search:
                 self._found(one, self._keep(number, one))
 
     def _end(self, workers: Pool) -> None:
-        """Take what was found already, also where there was no time to make it shorter."""
+        """Collect the findings that are there, shortened or not."""
         wait(self._running, timeout=0 if workers.away else PATIENCE)
         self._take(0)
         if self._running and self.report.code == PASS:
             self.stop(LOST, f"{len(self._running)} searches did not come back in time")
 
     def _hear(self, number: int, event: Soaked | LawBroken) -> None:
-        """Called in other threads, as the search goes on."""
+        """Take the progress of a search; called in other threads."""
         if isinstance(event, Soaked):
             self._partial[number] = event
         else:
@@ -194,7 +194,7 @@ class Search:
             return write()
         except OSError as error:
             text = f"the trace cannot be written to {self._folder}: {error.strerror}"
-            self._say(f"{text}; the program is told here")
+            self._say(f"{text}; the program is printed below")
             return None
 
     def _say(self, text: str) -> None:
@@ -202,7 +202,7 @@ class Search:
 
     def _found(self, one: Slice, path: Path | None) -> None:
         self.report.code = WEAK
-        if self.report.story:  # the first is told
+        if self.report.story:  # only the first is reported
             return
         broken = one.soaked.broken
         self.report.trace = str(path or "")
@@ -210,7 +210,7 @@ class Search:
         self.report.story = str(broken) if broken else f"While this program ran, {one.died}\n\n{one.program}"
 
     def _now(self, started: float) -> Report:
-        """The report, with what is under way."""
+        """The report, with the progress of running searches."""
         report = replace(self.report, seconds=time.monotonic() - started)
         for one in list(self._partial.values()):
             _add(report, one)
@@ -218,7 +218,7 @@ class Search:
 
     @contextmanager
     def _progress(self, ends: float) -> Iterator[Callable[[], None]]:
-        """How far it is: a picture that changes, or a line a minute where there is no terminal."""
+        """Show progress: a live table, or one line a minute without a terminal."""
         started = said = time.monotonic()
         seconds = ends - started
         if not self.console.is_terminal:
@@ -266,5 +266,5 @@ def _counts(report: Report) -> str:
 
 
 def _seed(base: int, number: int) -> int:
-    """Of the search with this number: soaks with bases side by side share none."""
+    """The seed of one search; soaks with neighbouring bases share none."""
     return int.from_bytes(hashlib.sha256(f"{base}/{number}".encode()).digest()[:8])

@@ -1,4 +1,4 @@
-"""`tinyllm show`: step through a trace, the pool drawn after each line; or draw it as a film strip."""
+"""`tinyllm show`: draw the pool after each line of a trace, or the whole trace as a film strip."""
 
 import sys
 from pathlib import Path
@@ -35,14 +35,14 @@ def show(
     step: Annotated[bool, typer.Option("--step", help="Wait for Enter after each line.")] = False,
     svg: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw it as a film strip as well, of 24 panels at most."),
+        typer.Option(metavar="FILE", help="Draw it as a film strip too, of at most 24 panels."),
     ] = None,
     command: Exec = None,
 ) -> None:
-    """Step through a program: after each line the pool, the block tables, the lengths, and the cost.
+    """Step through a program; show the pool, the block tables, the lengths and the cost after each line.
 
     A block is drawn as `[b1 #. s0 s1]`: its number, its slots (# is filled), and the sequences that hold it.
-    What a line does is said beside: `new`, `copy of b1`, `freed`. Every law is checked, as by `replay`.
+    The effect of a line is beside it: `new`, `copy of b1`, `freed`. Every law is checked, as by `replay`.
 
     Examples: `tinyllm show --example`, `tinyllm show x.trace paged.py --step`
     """
@@ -76,7 +76,7 @@ def show(
     except TraceError as error:
         fail(USAGE, f"{name}: {short(str(error), 400)}")
     except KeyboardInterrupt:
-        console.print()  # the cursor stands behind a question
+        console.print()  # the cursor stands behind the prompt
         raise typer.Exit(INTERRUPTED) from None
     if law:
         last = frames[-1]
@@ -92,13 +92,13 @@ def show(
 
 
 def _source(file: Path | None, impl: str | None, *, example: bool) -> tuple[Path | None, str]:
-    """The file, none for the example, and the implementation; with --example that is the one argument."""
+    """The file, or None for the example, and the implementation, the one argument of --example."""
     if not example:
         if file is None:
             fail(USAGE, "nothing to show: give a FILE.trace, - for stdin, or --example")
         return file, impl or REFERENCE
     if impl is not None:
-        fail(USAGE, f"--example takes the place of FILE.trace, and IMPL alone; here are {file} and {impl}")
+        fail(USAGE, f"--example replaces FILE.trace and takes IMPL alone; got {file} and {impl}")
     return None, str(file or REFERENCE)
 
 
@@ -122,7 +122,7 @@ def _show(console: Console, frame: "Frame", *, wait: bool) -> None:
 
     if wait:
         typer.echo(" " * INDENT + "Enter: the next line" if console.is_terminal else "", nl=False)
-        sys.stdin.readline()  # where stdin has come to its end, nobody is waited for
+        sys.stdin.readline()  # at the end of stdin this returns at once
     for line in drawn(frame, console.width):
         console.print(line, soft_wrap=True)
     console.print()

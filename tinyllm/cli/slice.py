@@ -1,7 +1,6 @@
-"""One search of a soak, in a process of its own: the unit of work.
+"""The unit of work of a soak: one search, in a process of its own.
 
-An implementation may take its process with it, or never return: then the program that was being run is known
-all the same.
+A file holds the program under way, so that it is known when the implementation kills its process or hangs.
 """
 
 import os
@@ -15,16 +14,16 @@ from tinyllm.jobs.process import Cancel, Ended, Here, Send, call
 from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.soak import Soaked
 
-SILENCE = 60.0  # seconds without a word; a call that does not return is stopped sooner
+SILENCE = 60.0  # seconds that a search may send nothing; a call that hangs is stopped sooner
 
 
 @dataclass
 class Slice:
-    """How a search ended.
+    """The end of a search.
 
-    It says what it did; if `raw`, only the law that it broke, by a program that was not made shorter. Or why
-    it could not (`unusable`, or `skipped`: the trace is not for this one). Or how its process `died`, and
-    what `program` it was running.
+    `soaked` has its results; if `raw`, only the broken law, with a program that was not shortened.
+    `unusable` says why the implementation cannot run, `skipped` why it cannot run this trace. `died` says
+    how the process ended, and `program` what it was running.
     """
 
     soaked: Soaked = field(default_factory=Soaked)
@@ -37,8 +36,8 @@ class Slice:
 
 
 def search(impl: str, seed: int, seconds: float, cancelled: Cancel, hear: Here) -> Slice:
-    """Search from a seed for so many seconds; `hear` is told of progress, and of a broken law at once."""
-    handle, name = tempfile.mkstemp(dir=get_temp_dir())  # where the fork server's socket is
+    """Search from a seed for some seconds; `hear` gets the progress, and a broken law at once."""
+    handle, name = tempfile.mkstemp(dir=get_temp_dir())  # beside the fork server's socket
     os.close(handle)
     flight = Path(name)
     raw: list[LawBroken] = []
@@ -54,13 +53,13 @@ def search(impl: str, seed: int, seconds: float, cancelled: Cancel, hear: Here) 
         program = flight.read_text(encoding="utf-8")
     finally:
         flight.unlink(missing_ok=True)
-    if ended.how != "done" and raw:  # it broke a law, and its process did not outlive the shrinking
+    if ended.how != "done" and raw:  # a law broke, and the process died while shrinking
         return Slice(Soaked(broken=raw[-1]), raw=True)
     return _slice(ended, program)
 
 
 def again(impl: str, trace: str, cancelled: Cancel) -> Slice:
-    """Run one program, as `search` would; a law that it breaks is not made shorter."""
+    """Run one program; the trace of a broken law is not shortened."""
     return _slice(call(_again, impl, trace, timeout=SILENCE, cancelled=cancelled), trace)
 
 
@@ -70,7 +69,7 @@ def _slice(ended: Ended, program: str) -> Slice:
     if ended.how == "cancelled":
         return Slice(cancelled=True)
     said = str(ended.value or ended.output).strip()[-2000:]
-    how = f"no word for {SILENCE:.0f} s" if ended.how == "timeout" else "the process ended"
+    how = f"nothing heard for {SILENCE:.0f} s" if ended.how == "timeout" else "the process ended"
     return Slice(died=f"{how}{', after this was printed:' if said else ''}\n{said}".strip(), program=program)
 
 
@@ -95,7 +94,7 @@ def _again(send: Send, impl: str, trace: str) -> Any:
         with watch_over(factory):
             run = Run(factory)
             for op in program(trace):
-                send(None)  # a program that takes minutes is no silence
+                send(None)  # a slow program is not silent
                 run.step(op)
             run.finish()
         return Soaked(1, len(run.ops))

@@ -1,4 +1,4 @@
-"""`tinyllm soak`: the machine for hours, on all cores or on a cluster, with nothing lost that it finds."""
+"""`tinyllm soak`: run the machine for hours, on all cores or on a cluster, and keep every finding."""
 
 import os
 import re
@@ -26,7 +26,7 @@ def duration(text: str) -> float:
     """Seconds of `8h`, `1h30m`, `90s` or `90`."""
     parts = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?", text.strip())
     if not text.strip() or parts is None:
-        raise typer.BadParameter(f"{text} is no time such as 8h, 1h30m, 90s or 90")
+        raise typer.BadParameter(f"{text} is not a time such as 8h, 1h30m, 90s or 90")
     seconds = sum(float(part or 0) * unit for part, unit in zip(parts.groups(), UNITS.values()))
     if seconds < 1:
         raise typer.BadParameter(f"{text} is less than a second")
@@ -38,38 +38,40 @@ def shard_of(text: str) -> tuple[int, int]:
     parts = re.fullmatch(r"(\d+)/(\d+)", text.strip())
     number, of = map(int, parts.groups()) if parts else (0, 0)
     if not 1 <= number <= of:
-        raise typer.BadParameter(f"{text} is no shard such as 2/8, from 1/8 to 8/8")
+        raise typer.BadParameter(f"{text} is not a shard such as 2/8, from 1/8 to 8/8")
     return number, of
 
 
 def soak(
     impl: Impl = REFERENCE,
     command: Exec = None,
-    lasts: Annotated[str, typer.Option("--for", metavar="TIME", help="To search: 8h, 1h30m, 90s.")] = "10m",
+    lasts: Annotated[
+        str, typer.Option("--for", metavar="TIME", help="Time to search: 8h, 1h30m, 90s.")
+    ] = "10m",
     shard: Annotated[
-        str, typer.Option(metavar="i/N", help="Search this part of N; with one --seed, each has its own.")
+        str, typer.Option(metavar="i/N", help="Search part i of N; shards of one --seed share no program.")
     ] = "1/1",
     jobs: Jobs = None,
     executor: On = None,
     seed: Annotated[
         int | None,
-        typer.Option(
-            parser=at_least(0), metavar="N", help="Which programs are drawn.", show_default="another"
-        ),
+        typer.Option(parser=at_least(0), metavar="N", help="Seed of the programs.", show_default="random"),
     ] = None,
     traces: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where counterexamples are kept, and run again first.")
+        Path,
+        typer.Option(
+            metavar="DIR", help="Folder of counterexamples: they run first, and new ones are added."
+        ),
     ] = FOLDER,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as JSON.")] = None,
 ) -> None:
     """Search for a program that breaks a law, until the time is up.
 
-    Programs are longer, pools larger and sequences more than those of `tinyllm check`. The traces of --traces
-    are run again first; what is found is written there at once, as short as it gets, and the folder can be
-    shared between machines. The report says how far the programs came, and what none of them came to. Ctrl-C
-    ends it with its report.
+    Programs are longer, pools larger and sequences more than in `tinyllm check`. The traces in --traces run
+    first. New counterexamples are written there at once and then shortened; machines can share the folder.
+    The report shows what the programs reached and what none reached. Ctrl-C ends the search with its report.
 
-    The exit code is 0 when every law holds; 1 when one is broken, or the cache ended its process; 6 when the
+    The exit code is 0 if every law holds; 1 if one is broken, or the cache ended its process; 6 if the
     cluster is lost.
 
     Examples: `tinyllm soak --for 8h`, `tinyllm soak paged.py --shard 2/8 --seed 7`

@@ -1,4 +1,4 @@
-"""The learner's path: how far a cache is, and the next step, with a hint and a picture."""
+"""The learner's path: the progress of a cache, and the next step with a hint and a picture."""
 
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 UNWRITTEN = " is not written yet"
-"""How a problem ends that a missing method makes."""
+"""The end of a problem that a missing method causes."""
 
 
 class Stage(NamedTuple):
@@ -22,18 +22,18 @@ class Stage(NamedTuple):
 
 
 def stages() -> list[Stage]:
-    """The stages, in order; learner/stages.toml says what they are made for."""
+    """The stages of learner/stages.toml, in order."""
     text = (resources.files("tinyllm.cli") / "learner" / "stages.toml").read_text(encoding="utf-8")
     return [Stage(**{"tests": {}, **stage}) for stage in tomllib.loads(text)["stage"]]
 
 
 def show(console: Console, passed: Collection[str], programs: Mapping[str, str], unwritten: str) -> None:
-    """How far a learner is, and the next step, with its hint and its picture.
+    """Print the progress, and the next step with its hint and its picture.
 
     Args:
         console: where to print.
         passed: the names of the tests that pass.
-        programs: of each stage, by title, what is wrong with its program; nothing if it is right.
+        programs: the problem of each stage's program, by title; empty if it passes.
         unwritten: the first method that is not written yet, if one is missing.
     """
     console.print()
@@ -47,7 +47,7 @@ def show(console: Console, passed: Collection[str], programs: Mapping[str, str],
         console.print(f"   stage {number} {mark} {stage.title:48}{done} of {total}", highlight=False)
         if step is None and (wrong or left):
             step = stage, wrong, "" if wrong else left[0]
-    if step is None:  # the ten tests pass: what is wrong has been told as a law
+    if step is None:  # the ten tests pass: the broken law was printed
         return
     stage, wrong, name = step
     missing = bool(unwritten) and wrong.endswith(UNWRITTEN)
@@ -61,7 +61,7 @@ def show(console: Console, passed: Collection[str], programs: Mapping[str, str],
         console.print(f"  {escape(wrong)}", highlight=False)
     console.print(f"  a hint: {escape(stage.tests.get(name, stage.hint))}", highlight=False)
     console.print(
-        "  how it goes in a cache that is right (new BLOCKS B LAYERS HEADS DIMS; append SEQ LAYER TOKENS):"
+        "  the same program in a correct cache (new BLOCKS B LAYERS HEADS DIMS; append SEQ LAYER TOKENS):"
     )
     for number, begun in enumerate(stage.program.splitlines()[:2], 1):
         console.print(f"  [dim]{number}[/dim] [bold]{escape(begun)}[/bold]", highlight=False)
@@ -70,7 +70,7 @@ def show(console: Console, passed: Collection[str], programs: Mapping[str, str],
 
 
 def picture(program: str, width: int) -> Iterator[object]:
-    """A program, drawn on the reference line by line, from its first append on."""
+    """A program drawn on the reference, line by line from its first append."""
     from tinyllm.cli.drawing import drawn  # noqa: PLC0415
     from tinyllm.render import frames  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""The standard streams as one finds them: closed, full, without a reader, or with few characters."""
+"""Standard streams that are closed, full, without a reader, or limited in characters."""
 
 import codecs
 import contextlib
@@ -15,21 +15,20 @@ from pathlib import Path
 from tinyllm.exit_codes import UNREAD, USAGE
 from tinyllm.grading.foreign import visible
 
-"""Exit codes: the system refuses something; nobody reads on, for which shells have 128 + SIGPIPE."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 PLAIN = dict(zip("✓✗█━╸\u2013\u2014\u2018\u2019\u201c\u201d", "+x#----''\"\"", strict=True))
-PLAIN |= dict.fromkeys(map(chr, range(0x2800, 0x2900)), "*")  # of which rich makes its spinner
+PLAIN |= dict.fromkeys(map(chr, range(0x2800, 0x2900)), "*")  # rich's spinner
 HANDLER = "tinyllm.plain"
 COMMAND = re.compile(r"(?<![^\n\r])[^\S\n\r]*::|##\[")
-"""What begins a workflow command of GitHub's: `::` at the start of a line, after blanks; `##[` anywhere."""
+"""The start of a GitHub workflow command: `::` after blanks at the start of a line, `##[` anywhere."""
 
 
 def prepare() -> None:
-    """Have every stream open, and able to take any text."""
+    """Open every closed stream, and let each take any text."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
-        except OSError:  # whatever is opened next would get its number, and what is printed
+        except OSError:  # the next file opened would get this number, and the output
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
             setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
     codecs.register_error(HANDLER, plain)
@@ -42,9 +41,9 @@ def prepare() -> None:
 
 
 class Harmless(io.TextIOWrapper):
-    """Takes the place of a stream that GitHub Actions reads, so that no text is a workflow command.
+    """A stream under GitHub Actions, in which no text is a workflow command.
 
-    The last character of what would begin one is written as an escape, which JSON reads as that character.
+    The last character of a command's start is written as an escape, which JSON reads as that character.
     """
 
     def __init__(self, stream: io.TextIOWrapper) -> None:
@@ -54,7 +53,7 @@ class Harmless(io.TextIOWrapper):
         self._before = ""  # of the line: a command may come in pieces
 
     def write(self, text: str) -> int:
-        """As any stream does."""
+        """Write a text, with the start of a command escaped."""
         whole = COMMAND.sub(_as_text, self._before + text)
         super().write(whole[len(self._before) :])
         line = re.split("[\n\r]", whole)[-1]
@@ -62,7 +61,7 @@ class Harmless(io.TextIOWrapper):
         return len(text)
 
     def command(self, line: str) -> None:
-        """Write a command of ours."""
+        """Write a workflow command."""
         super().write(f"{line}\n")
         self._before = ""
 
@@ -76,14 +75,14 @@ def command(line: str) -> None:
     if isinstance(sys.stdout, Harmless):
         sys.stdout.command(line)
     else:
-        print(line)  # noqa: T201 - as it is: no console may break it into lines
+        print(line)  # noqa: T201 - unwrapped: a console may break it into lines
 
 
 def plain(error: UnicodeError) -> tuple[str, int]:
-    """What to print for characters that an encoding lacks: ASCII that is like them, else a question mark.
+    """Replace characters that an encoding lacks by similar ASCII, or by a question mark.
 
     Raises:
-        UnicodeError: as given, if it is not about characters to be encoded.
+        UnicodeError: the given error, if it is not one of encoding.
     """
     if not isinstance(error, UnicodeEncodeError):
         raise error
@@ -96,8 +95,8 @@ def _plain(character: str) -> str:
 
 
 @contextmanager
-def errors_told() -> Iterator[None]:
-    """End the command with a message when the system refuses something, in silence when nobody reads on."""
+def report_errors() -> Iterator[None]:
+    """Turn an OSError into a message and an exit, a broken pipe into a silent exit."""
     try:
         try:
             yield
@@ -127,7 +126,7 @@ def _said(error: OSError) -> str:
 
 
 def _leave(code: int, message: str = "") -> None:
-    """Exit, and leave nothing to be written on the way out."""
+    """Exit without writing anything more."""
     if message:
         with contextlib.suppress(OSError):
             print(f"tinyllm: {visible(message)}", file=sys.stderr, flush=True)  # noqa: T201 - rich may be what failed

@@ -1,4 +1,4 @@
-"""What `tinyllm start` writes: a stub of `paged.py` made from the contract, a first test, and settings."""
+"""The files of `tinyllm start`: a stub of `paged.py` from the contract, a first test, settings."""
 
 import inspect
 import os
@@ -15,7 +15,7 @@ FILES = ("paged.py", "tests/test_paged.py", "pyproject.toml")
 
 
 def write(folder: Path) -> Iterator[tuple[Path, bool]]:
-    """Write the files that are not there yet; each path, and whether it was written. Raises OSError."""
+    """Write the missing files; yields each path and whether it was written. Raises OSError."""
     for name in FILES:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -32,7 +32,7 @@ def text(name: str) -> str:
         if inspect.isfunction(method) and not method_name.startswith("_")
     ]
     template = resources.files("tinyllm.cli") / "learner" / f"{name}.jinja"
-    # No escaping: what comes out is Python, made of the project's own text.
+    # No escaping: the output is Python, made of the project's own text.
     environment = Environment(keep_trailing_newline=True, trim_blocks=True, autoescape=False)  # noqa: S701
     source = template.read_text(encoding="utf-8")
     return environment.from_string(source).render(sizes=", ".join(Config._fields), methods=methods)

@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from tinyllm.grading.verdict import Grade, Trial
     from tinyllm.grading.worker import Job
 
-SO_FAR = Path("tinyllm-grade-so-far.json")  # where no other file was named
+SO_FAR = Path("tinyllm-grade-so-far.json")  # unless --json names a file
 
 
 def choose(
     ids: Sequence[str], bug_set: str, file: Path | None, module: str | None
 ) -> "tuple[Target, list[Bug]]":
-    """The module and the bugs that the options name; exits with a message when they name nothing."""
+    """The module and the bugs that the options name; exits with a message if there are none."""
     from tinyllm.grading import bugs, plant  # noqa: PLC0415
 
     if (file is None) != (module is None):
         fail(USAGE, "--bugs FILE and --module NAME go together")
     if bug_set not in {*bugs.SETS, "all"}:
-        fail(USAGE, f"--set {bug_set}: there are {', '.join(bugs.SETS)} and all")
+        fail(USAGE, f"--set {bug_set}: expected one of {', '.join(bugs.SETS)}, all")
     try:
         target = plant.find(module) if module else bugs.reference()
         known = {bug.id: bug for bug in (bugs.load(file) if file else bugs.load_set(bug_set))}
@@ -43,13 +43,13 @@ def choose(
         fail(USAGE, str(error))
     if unknown := [name for name in ids if name not in known]:
         where = f" in {file}" if file else "" if bug_set == "all" else f" in --set {bug_set}"
-        fail(USAGE, f"there is no bug {', '.join(unknown)}{where}; there are {', '.join(known)}")
+        fail(USAGE, f"there is no bug {', '.join(unknown)}{where}; expected one of {', '.join(known)}")
     return target, [known[name] for name in dict.fromkeys(ids)] if ids else list(known.values())
 
 
 @contextlib.contextmanager
 def suite_pool(executor: str | None, jobs: int | None, grader: "Grader") -> Iterator[Pool]:
-    """Where the grader's suite is run; exits with a message when there is no such suite or cluster."""
+    """The executor for the grader's suite; exits with a message if the suite or the cluster is missing."""
     from tinyllm.jobs import bundle  # noqa: PLC0415
 
     for path in grader.tests:
@@ -66,9 +66,9 @@ def suite_pool(executor: str | None, jobs: int | None, grader: "Grader") -> Iter
 def run_grader(
     console: Console, grader: "Grader", gate: Gate, workers: Pool, so_far: Path = SO_FAR
 ) -> "Grade":
-    """Grade with a progress bar, for the gate to tell; exits with a message when there is no verdict.
+    """Grade with a progress bar, and hand the grade to the gate; exits with a message without a verdict.
 
-    What was known when the workers were lost goes to the file `so_far`.
+    If the workers are lost, the results so far are written to `so_far`.
     """
     from tinyllm.grading import report  # noqa: PLC0415
     from tinyllm.grading.verdict import GradeError  # noqa: PLC0415
@@ -87,8 +87,8 @@ def run_grader(
             elif bug is not None and trial is not None:
                 progress.update(task, advance=1)
                 if (trial.status == "killed") == bug.survives:  # not as it must be
-                    told = "objected" if bug.survives else trial.status
-                    progress.console.print(f"  {bug.id} {coloured(told)} (seed {trial.seed})")
+                    status = "objected" if bug.survives else trial.status
+                    progress.console.print(f"  {bug.id} {coloured(status)} (seed {trial.seed})")
 
         try:
             gate.grade = grader.grade(listen, workers.executor)
@@ -96,7 +96,7 @@ def run_grader(
             progress.stop()
             if error.so_far:
                 write(so_far, report.as_json(error.so_far))
-                console.print(f"What was known by then is in {escape(str(so_far))}.", soft_wrap=True)
+                console.print(f"The results so far are in {escape(str(so_far))}.", soft_wrap=True)
             if error.detail:
                 terminal(stderr=True).print(escape(error.detail.rstrip()[-4000:]), soft_wrap=True)
             gate.refuse(error.code, f"no verdict: {error}", error.detail)
@@ -107,9 +107,9 @@ def run_grader(
 
 
 def _same_tests(grader: "Grader", gate: Gate, workers: Pool) -> None:
-    """Exit with a message where the cluster collects more or fewer tests than this machine: before any run.
+    """Exit with a message, before any run, if the cluster collects other numbers of tests than this machine.
 
-    What cannot be collected is told by the clean runs.
+    The clean runs report tests that cannot be collected.
     """
     from tinyllm.grading.worker import Job  # noqa: PLC0415
     from tinyllm.jobs.cluster import ClusterError  # noqa: PLC0415
@@ -128,13 +128,13 @@ def _same_tests(grader: "Grader", gate: Gate, workers: Pool) -> None:
     if None not in {here, there} and here != there:
         gate.refuse(
             USAGE,
-            f"{here} tests are collected here, but {there} on the cluster: not all that they need is among "
-            "the files sent there (those of the tests, and the Python files of the project)",
+            f"{here} tests are collected here, but {there} on the cluster: some of their files are not among "
+            "those sent there (the files of the tests, and the Python files of the project)",
         )
 
 
 def collected(job: "Job") -> int | None:
-    """How many tests there are; None if they cannot be collected."""
+    """The number of tests; None if they cannot be collected."""
     from tinyllm.grading.grade import BASELINE_TIMEOUT  # noqa: PLC0415 - heavy
     from tinyllm.grading.worker import run  # noqa: PLC0415
     from tinyllm.jobs.process import call  # noqa: PLC0415
@@ -144,7 +144,7 @@ def collected(job: "Job") -> int | None:
 
 
 def _without_a_test(path: str) -> bool:
-    """Whether it is a folder without a file that pytest would look into, unless its settings name others."""
+    """Whether a folder has no test file, by pytest's default names."""
     folder = Path(path)
     return folder.is_dir() and not any(
         one.match(pattern) for one in folder.rglob("*.py") for pattern in ("test_*.py", "*_test.py")

@@ -1,4 +1,4 @@
-"""A folder of counterexamples: written the moment they are found, run again before anything else."""
+"""A folder of counterexamples, written as soon as they are found and run first by the next soak."""
 
 import hashlib
 from pathlib import Path
@@ -9,9 +9,9 @@ from tinyllm.testing.laws import LAWS, LawBroken
 
 
 def keep(folder: Path, broken: LawBroken, *, whole: bool = True) -> Path:
-    """Write the program of a broken law; `whole` says that it is as short as it gets. Raises OSError."""
+    """Write the program of a broken law; `whole` says that it was shortened. Raises OSError."""
     title = f"law {broken.law}, {LAWS[broken.law][0]}: expected {broken.expected}; found {broken.found}"
-    notes = [title] if whole else [title, "not made shorter yet"]
+    notes = [title] if whole else [title, "not shortened yet"]
     return _write(folder, f"law-{broken.law:02}", broken.trace, notes)
 
 
@@ -24,12 +24,12 @@ def _write(folder: Path, kind: str, program: str, notes: list[str]) -> Path:
     notes.append(f"found by tinyllm {__version__}")
     head = "".join(f"# {' '.join(note.split())[:300]}\n" for note in notes)
     folder.mkdir(parents=True, exist_ok=True)
-    # Named by its content: the same find from several machines is one file.
+    # Named by its content: the same program from several machines is one file.
     path = folder / f"{kind}-{hashlib.sha256(program.encode()).hexdigest()[:10]}.trace"
     report.write(path, head + program)
     return path
 
 
 def known(folder: Path) -> list[Path]:
-    """The files that are there. Raises OSError."""
+    """The traces in the folder, sorted. Raises OSError."""
     return sorted(one for one in folder.iterdir() if one.suffix == ".trace") if folder.is_dir() else []

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def show(console: Console, grade: "Grade", *, reveal: bool) -> None:
-    """The verdict for a person: the table, what survives and why it matters, the score.
+    """Print the table, the surviving bugs and the score.
 
-    What a surviving bug of ours does in the code is told only with `reveal`: a test is to find it.
+    The diff of a surviving bug is shown only with `reveal`, so that a test can be written from its symptom.
     """
     reveal = reveal or not grade.in_reference
     if grade.count:
@@ -65,7 +65,7 @@ def _table(grade: "Grade", *, reveal: bool) -> Table:
 
 
 def coloured(status: str) -> str:
-    """The status in the words and the colour of the table."""
+    """A status in its word and colour."""
     good, bad = ("killed", "as it must"), ("survived", "objected")
     colour = "green" if status in good else "red" if status in bad else "yellow"
     words = {

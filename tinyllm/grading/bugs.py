@@ -11,20 +11,20 @@ from tinyllm.grading.plant import Target, find
 
 HERE = Path(__file__).parent
 FOLDER = next(folder for folder in (HERE / "planted", HERE.parents[1] / "mutants") if folder.is_dir())
-"""The files of the sets: in the wheel beside this file, in the repository in its `mutants`."""
+"""The folder of the sets: beside this file in the wheel, `mutants` in the repository."""
 SETS = ("course", "wild", "engine")
 MODULE = "tinyllm.infer.paged"
-"""Where the bugs of all sets are planted; a test has to construct the class there."""
+"""The module that the bugs of all sets are planted in; a test must construct its class."""
 CLASS = "PagedKVCache"
 
 
 class BugError(ValueError):
-    """A file of bugs that cannot be used, or a bug whose edits do not fit the source."""
+    """A file of bugs is invalid, or a bug's edits do not fit the source."""
 
 
 @dataclass(frozen=True)
 class Edit:
-    """Replace `find`, which stands in the source exactly once."""
+    """Replace `find`, which occurs in the source exactly once."""
 
     find: str
     replace: str
@@ -39,12 +39,12 @@ class Bug:
         title: what the code does wrong.
         symptom: what a user would see.
         edits: the change to the source.
-        required: the verdict is bad while this one survives.
-        survives: no bug at all: a change that no good suite may object to.
+        required: no pass while this bug survives.
+        survives: the change is no bug, and no good suite objects to it.
         caught_by: names of the catalogue's tests that fail.
         laws: the laws it breaks.
         source: where the bug is known from.
-        witness: the shortest trace that shows it; empty where the module is no paged cache.
+        witness: the shortest trace that shows it; empty if the module is no paged cache.
     """
 
     id: str
@@ -62,7 +62,7 @@ class Bug:
         """The source with the bug in it.
 
         Raises:
-            BugError: an edit's text is not there, or there more than once; or nothing changes.
+            BugError: an edit's text does not occur exactly once, or the edits change nothing.
         """
         text = source
         for edit in self.edits:
@@ -106,7 +106,7 @@ def reference() -> Target:
 def load_set(name: str) -> list[Bug]:
     """The bugs of a set that ships with the project: one of `SETS`, or `all`."""
     names = SETS if name == "all" else (name,)
-    return [bug for one in names for bug in load(FOLDER / f"{one}.toml")]
+    return [bug for part in names for bug in load(FOLDER / f"{part}.toml")]
 
 
 def _bug(path: Path, number: int, entry: Any) -> Bug:

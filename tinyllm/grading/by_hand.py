@@ -12,15 +12,15 @@ from tinyllm.grading.plant import PlantError
 
 
 def offer_bug(named: str, tests: Sequence[str] = ()) -> None:
-    """Hand a bug over, `ID` or `ID:IMPL`, to this process and all that it starts, until it ends.
+    """Plant a bug, `ID` or `ID:IMPL`, in this process and in those it starts, until it ends.
 
     Raises:
-        PlantError: an unknown id, a cache that nothing can stand in for, or no room for a temporary file.
+        PlantError: the id is unknown, nothing can stand in for the cache, or the disk refuses a file.
     """
     bug_id, _, impl = named.partition(":")
     known = {bug.id: bug for bug in bugs.load_set("all")}
     if bug_id not in known:
-        raise PlantError(f"there is no bug {bug_id!r}; there are {', '.join(known)}")
+        raise PlantError(f"there is no bug {bug_id!r}; expected one of {', '.join(known)}")
     paths = [one for one in tests if Path(one.partition("::")[0]).exists()]
     target = located(impl, paths) if impl else bugs.reference()
     try:

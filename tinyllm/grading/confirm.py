@@ -1,10 +1,9 @@
 """What makes a failure a kill: it happens again, with the bug alone, and not without it.
 
-When every bug has had its first run, each test that failed runs by itself: on clean code, and only then once
-more on the bug that it failed on. So a clean run of the test lies between its two failures, and a burst of
-failures that have another cause is seen; and the order in which a plugin runs the tests decides nothing. What
-does not happen again alone may need the tests before it: then all tests run once more, in the order of the
-first run, on clean code and on the bug.
+After the first run of every bug, each failed test runs by itself, first on clean code and then again on the
+bug. A clean run thus lies between its two failures: a burst of failures with another cause kills nothing, and
+neither does a plugin that reorders tests. A failure that does not recur alone may need the tests before it:
+then all tests run once more in the order of the first run, on clean code and on the bug.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ Settle = Callable[[str, Trial], None]
 
 @dataclass(frozen=True)
 class Suspect:
-    """A bug that something failed on: its id, the job, and the trial with all that failed."""
+    """A bug on which a test failed: its id, the job, and the trial with its failures."""
 
     bug: str
     job: Job
@@ -30,17 +29,17 @@ class Suspect:
 
     @property
     def tests(self) -> tuple[Failure, ...]:
-        """The tests that failed, without what they said: they are to be run again."""
+        """The tests that failed, without their messages, to be run again."""
         names = {(one.test, one.file) for one in self.trial.outcome.kills}
         return tuple(Failure(test, "", "", file) for test, file in sorted(names))
 
 
 def judged(seed: int, ended: Ended, timeout: float) -> Trial:
-    """What the first run on a bug showed; "killed" if a test failed."""
+    """The trial of a first run on a bug; "killed" if a test failed."""
     if ended.how == "timeout":
         return Trial(seed, "timeout", Outcome(), f"no end within {timeout:.0f} s")
     if ended.how != "done":
-        note = f"the tests end their own run on this bug, and on clean code never: {how(ended)}"
+        note = f"the tests end their own run on this bug, but never on clean code: {how(ended)}"
         return Trial(seed, "invalid", Outcome(), note)
     outcome: Outcome = ended.value
     if outcome.broken:
@@ -53,7 +52,7 @@ def judged(seed: int, ended: Ended, timeout: float) -> Trial:
 
 
 def confirm(suspects: Sequence[Suspect], clean: Target, submit: Submit, settle: Settle) -> None:
-    """Run the tests that failed again; each suspect is settled in the end. Raises ClusterError."""
+    """Run the failed tests again, and settle every suspect. Raises ClusterError."""
     alone = [(one, replace(one.job, only=one.tests)) for one in suspects]
     rest = []
     for one, seen in zip(suspects, _again(alone, clean, submit)):
@@ -74,8 +73,10 @@ def confirm(suspects: Sequence[Suspect], clean: Target, submit: Submit, settle: 
 
 
 def _again(jobs: Sequence[tuple[Suspect, Job]], clean: Target, submit: Submit) -> list[set[str]]:
-    """Of each suspect, the tests that pass on clean code in this job, and after that fail on the bug."""
-    cleans = {replace(job, target=clean) for _, job in jobs}  # once for each test, whatever it killed
+    """For each suspect, the tests that pass on clean code in this job and then fail on the bug."""
+    cleans = {
+        replace(job, target=clean) for _, job in jobs
+    }  # one clean run for each test, shared by its bugs
     without = {job: submit(job) for job in cleans}
     passed = {job: _passed(future.result()) for job, future in without.items()}
     runs = [submit(job) for _, job in jobs]
@@ -90,7 +91,7 @@ def _failed(ended: Ended) -> set[str]:
 
 
 def _passed(ended: Ended) -> set[str]:
-    """The tests that were run, and did not fail; none if the run did not come to its end."""
+    """The tests that ran and passed; none if the run did not finish."""
     if ended.how != "done" or ended.value.broken:
         return set()
     outcome: Outcome = ended.value
@@ -98,6 +99,6 @@ def _passed(ended: Ended) -> set[str]:
 
 
 def how(ended: Ended) -> str:
-    """How a process ended that did not run to its end: its error, or the last that it printed."""
+    """The end of a process that did not finish: its error, or its last line of output."""
     last = next(iter(str(ended.value or ended.output).strip().splitlines()[::-1]), "")
     return last if ended.how == "error" else f"without notice, after printing {last!r}"

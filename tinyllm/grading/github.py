@@ -22,9 +22,9 @@ WORDS = {
 
 
 def summary(grade: Grade) -> str:
-    """The verdict, the score, a table, and what lives with its symptom, as Markdown.
+    """The verdict, the score, a table, and the surviving bugs with their symptoms, as Markdown.
 
-    What a bug that lives does in the code is seen by those who open it: a test is to find it.
+    The diff of a surviving bug is folded, so that a test can be written from its symptom.
     """
     head = [
         f"### {grade.verdict}: {grade.sentence}",
@@ -51,10 +51,7 @@ def _row(result: Result) -> tuple[str, ...]:
 
 
 def annotations(grade: Grade) -> list[str]:
-    """A workflow command for each bug that lives, an error, or a warning where the verdict is a pass.
-
-    And an error for what is no bug and does not live.
-    """
+    """A workflow command for each surviving bug and each objection: an error, or a warning on a pass."""
     level = "warning" if grade.code == PASS else "error"
     found = []
     for result in grade.alive:
@@ -70,13 +67,13 @@ def annotations(grade: Grade) -> list[str]:
 
 
 def edited_line(bug: Bug, source: str) -> int:
-    """The first line that the bug changes, counted from 1."""
+    """The number of the first line that the bug changes, from 1."""
     pairs = zip_longest(source.splitlines(), bug.apply(source).splitlines())
     return next(number for number, (old, new) in enumerate(pairs, 1) if old != new)
 
 
 def location(path: str, line: int | None = None) -> dict[str, str]:
-    """`file` and `line` of an annotation, where the file is in the repository that is checked out."""
+    """`file` and `line` of an annotation; empty if the file is not in the checked-out repository."""
     root = Path(os.environ.get("GITHUB_WORKSPACE") or Path.cwd()).resolve()
     full = Path(path).resolve()
     if not full.is_relative_to(root) or not full.is_file():
@@ -92,7 +89,7 @@ def annotation(level: str, message: str, **properties: str) -> str:
 
 
 def _escape(value: str, also: str = "") -> str:
-    value = printable(value).replace("%", "%25")  # first: it is what all others become
+    value = printable(value).replace("%", "%25")  # first: the other escapes contain it
     for character in f"\r\n{also}":
         value = value.replace(character, f"%{ord(character):02X}")
     return value
@@ -104,24 +101,24 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
 
 
 def text(value: str) -> str:
-    """Any text on one line, with nothing in it that Markdown or HTML would take for markup."""
+    """The text on one line, escaped for Markdown and HTML."""
     flat = " ".join(printable(value).split())
     return "".join(one if one.isalnum() or one in PLAIN else f"&#{ord(one)};" for one in flat)
 
 
 def code(value: str) -> str:
-    """The same as code."""
+    """The text as code, escaped."""
     return f"<code>{text(value)}</code>"
 
 
 def detail(title: str, body: str) -> str:
-    """A line that opens on a click, and then shows the body as it is."""
+    """A folded section with the body unchanged."""
     shown = html.escape(printable(body)).replace("\n", "&#10;")  # an empty line would end the HTML
     return f"\n<details><summary>{text(title)}</summary>\n<pre>{shown}</pre>\n</details>\n"
 
 
 def fit(parts: list[str]) -> str:
-    """The parts as one text, as many of the first as GitHub takes."""
+    """The parts as one text, cut at GitHub's limit."""
     size, kept = 0, []
     for part in parts:
         size += len(part.encode()) + 1

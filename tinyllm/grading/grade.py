@@ -1,8 +1,8 @@
 """Grade a test suite by the planted bugs it kills: baseline, run, confirm, score.
 
 Every run of the suite is a `Job` in a process of its own. A trial is one seed for all bugs. Clean runs come
-before any bug, with two seeds or more, and once more at the end, several times if a kill did not happen
-again: a suite that is red or flaky is refused. What makes a failure a kill is in `confirm.py`.
+before any bug, with two seeds or more, and again at the end, several times if a failure did not recur: a
+suite that fails or is flaky is refused. `confirm.py` decides which failures are kills.
 """
 
 import hashlib
@@ -20,16 +20,16 @@ from tinyllm.grading.worker import Failure, Job, Outcome, run
 from tinyllm.jobs.cluster import ClusterError
 from tinyllm.jobs.process import PRELOAD, Cancel, Ended, call
 
-BASELINE_TIMEOUT = 300.0  # seconds; nothing is known yet of how long the suite takes
-SUSPECT = 3  # more clean runs when a kill did not happen again: they see what fails every third time
-SLACK = 10.0  # a run with a bug may take this many times the clean one, and as many seconds more
+BASELINE_TIMEOUT = 300.0  # seconds; the duration of the suite is not known yet
+SUSPECT = 3  # more clean runs after a failure that did not recur: they see tests that fail one time in three
+SLACK = 10.0  # a run with a bug may take this multiple of a clean run, plus as many seconds
 SHOWN = 3  # of the tests that fail on clean code
 
 PRELOAD.append("tinyllm.grading.warm")
 
 Listener = Callable[[str, Bug | None, Trial | None], None]
-"""Told of progress: ("clean", None, None) for a clean run that passed, ("run", bug, None) for the first run
-of a trial, ("bug", bug, trial) for the whole of it."""
+"""Called with the progress: ("clean", None, None) after a clean run that passed, ("run", bug, None) after the
+first run of a trial, ("bug", bug, trial) at its end."""
 
 
 @dataclass
@@ -41,14 +41,14 @@ class Grader:
         target: the module as it is, without a bug.
         bugs: what to plant.
         trials: how many seeds.
-        seed: the first of them.
-        jobs: runs at the same time.
-        timeout: seconds for a run; by default it follows from how long a clean run takes.
+        seed: the first seed.
+        jobs: the number of runs at the same time.
+        timeout: seconds for a run; by default derived from the slowest clean run.
         keep_going: run all tests on each bug, for a matrix of bugs and tests.
         options: more options for pytest.
-        place: how a path is named where the runs are done, if that is another machine.
+        place: maps a path to its name on the machine that does the runs.
 
-    Where the target has a place, the tests must pass on the class there as well, as it is.
+    If the target has a place, the tests must also pass on the unchanged class there.
     """
 
     tests: tuple[str, ...]
@@ -66,8 +66,8 @@ class Grader:
         """Grade the suite; `executor` runs the jobs, threads of our own by default.
 
         Raises:
-            GradeError: there is no verdict: the bugs do not apply, the baseline is not green, no test uses
-                what they are planted in, or those who did the work are lost; then it has what was known.
+            GradeError: there is no verdict: the bugs do not apply, a clean run fails, no test uses the
+                planted module, or the cluster is lost; then it has the results so far.
         """
         planted = self._apply()
         seeds = [self.seed + trial for trial in range(self.trials)]
@@ -98,10 +98,10 @@ class Grader:
         return grade
 
     def _so_far(self, grade: Grade | None) -> Grade | None:
-        """The part of a grade that is known, if any is."""
+        """The grade of the finished trials, or None."""
         known = [result for result in grade.results if result.trials] if grade else []
         done = sum(len(result.trials) for result in known)
-        missing = len(self.bugs) * self.trials + 1 - done  # the clean run at the end is one more
+        missing = len(self.bugs) * self.trials + 1 - done  # plus the clean run at the end
         return replace(grade, results=known, missing=missing) if grade and known else None
 
     def _apply(self) -> dict[str, Target]:
@@ -117,7 +117,7 @@ class Grader:
     def _baseline(
         self, pool: Executor, seeds: list[int], listener: Listener
     ) -> tuple[int, tuple[str, ...], float]:
-        """Clean runs with every seed, two at least: how many tests, processes without the target, seconds."""
+        """Clean runs with at least two seeds: the number of tests, the missed processes, the seconds."""
         clean = [self.target.with_source("")] if self.target.place else []
         clean.append(self.target)
         several = seeds if len(seeds) > 1 else [*seeds, seeds[0] + 1]
@@ -153,7 +153,7 @@ class Grader:
         return count, tuple(sorted(missed)), slowest
 
     def _refused(self, red: list[tuple[Target, int, GradeError, str]], green: set[Target]) -> GradeError:
-        """What to say of clean runs that were not green."""
+        """The error for clean runs that failed."""
         target, seed, problem, output = red[0]
         said = str(problem)
         if target in green:
@@ -168,7 +168,7 @@ class Grader:
         return GradeError(problem.code, f"{said} (seed {seed})", output)
 
     def _unused(self, missed: set[str]) -> GradeError:
-        """What to say where no test uses what the bugs are planted in."""
+        """The error if no test uses the planted module."""
         target = self.target
         if target.place:
             said = f"no test constructs {target.place.name} of {target.place.impl.partition(':')[0]}"
@@ -190,7 +190,7 @@ class Grader:
         timeout: float,
         listener: Listener,
     ) -> None:
-        """Every bug with every seed, kills confirmed, a last clean run; `results` are filled meanwhile."""
+        """Run every bug with every seed, confirm the kills, and run clean code last; fills `results`."""
 
         def submit(job: Job) -> Future[Ended]:
             return pool.submit(once, job, timeout, self._cancelled)
@@ -206,7 +206,7 @@ class Grader:
             name, job = first[future]
             try:
                 trial = confirm.judged(job.seed, future.result(), timeout)
-            except ClusterError as error:  # what others have done, or can still do, is not to be lost with it
+            except ClusterError as error:  # the other results are kept
                 lost = error
                 continue
             listener("run", results[name].bug, None)
@@ -221,7 +221,7 @@ class Grader:
         self._last(clean, results, submit, timeout)
 
     def _last(self, clean: Job, results: dict[str, Result], submit: confirm.Submit, timeout: float) -> None:
-        """Clean runs at the end: more than one if something happened once, and not again."""
+        """The clean runs at the end: several if a failure did not recur."""
         last = [submit(clean)]
         if any(trial.unsteady for result in results.values() for trial in result.trials):
             last += [submit(clean) for _ in range(SUSPECT)]
@@ -237,11 +237,11 @@ class Grader:
         after = self._fingerprint()
         changed = sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
         if changed:
-            text = f"files changed while they were graded, and were left as they are: {', '.join(changed)}"
+            text = f"files changed during the grading, and were not restored: {', '.join(changed)}"
             raise GradeError(BASELINE, text)
 
     def _fingerprint(self) -> dict[str, str]:
-        """A digest of every Python file among the tests, and of the module."""
+        """The digests of the module and of every Python file of the tests."""
         files = [Path(self.target.path)]
         files += [Path(self.target.place.path)] if self.target.place else []
         for test in self.tests:
@@ -256,7 +256,7 @@ def once(job: Job, timeout: float, cancelled: Cancel) -> Ended:
 
 
 def _problem(ended: Ended, timeout: float) -> GradeError | None:
-    """Why a clean run is no baseline, if it is none."""
+    """Why a clean run cannot be the baseline, or None."""
     if ended.how == "timeout":
         return GradeError(BASELINE, f"the clean tests do not end within {timeout:.0f} s (--timeout)")
     if ended.how != "done":

@@ -1,8 +1,8 @@
 """Hand a planted text to a process, and to every Python that it starts.
 
-The text is in a file that the environment names. Another folder, ahead on PYTHONPATH, has a `sitecustomize`
-that takes it when an interpreter starts; it then runs the one that it hides. What else is known of the run is
-noted beside the file: whether the text was put to use, and which processes could not take it.
+An environment variable names the file of the text. A folder ahead on PYTHONPATH has a `sitecustomize` that
+plants it when an interpreter starts, and then runs the one that it hides. Files beside the text note whether
+it was used, and which processes could not plant it.
 """
 
 import contextlib
@@ -33,12 +33,12 @@ sys.path[:] = [folder for folder in sys.path if os.path.realpath(folder) != here
 if "TINYLLM_PLANT" in os.environ:
     try:
         from tinyllm.grading import handover
-    except ImportError:  # an interpreter that has no cache to plant in
+    except ImportError:  # an interpreter without tinyllm
         pass
     else:
         handover.take()
         for name in [name for name in sys.modules if name.partition(".")[0] == "tinyllm"]:
-            del sys.modules[name]  # who imports it is to find it as if it were new
+            del sys.modules[name]  # later imports load it anew
 if spec := importlib.machinery.PathFinder.find_spec("sitecustomize"):
     hidden = sys.modules["sitecustomize"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hidden)
@@ -46,7 +46,7 @@ if spec := importlib.machinery.PathFinder.find_spec("sitecustomize"):
 
 
 def offer(target: Target, folder: Path) -> None:
-    """Have this process, and those it starts from now on, put the target's text in the module's place."""
+    """Let this process, and those it starts from now on, use the target's text as the module."""
     path = folder / "target.json"
     path.write_text(json.dumps(asdict(target)), encoding="utf-8")
     (folder / SITE).mkdir(exist_ok=True)
@@ -57,7 +57,7 @@ def offer(target: Target, folder: Path) -> None:
 
 
 def take() -> None:
-    """Plant what the environment names, and watch for processes that cannot. Raises PlantError."""
+    """Plant the text that the environment names, and note processes that cannot. Raises PlantError."""
     path = Path(os.environ[VARIABLE])
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
@@ -72,31 +72,31 @@ def take() -> None:
         sys.addaudithook(_audit)
 
 
-_watching: list[Path] = []  # the file that was taken last
+_watching: list[Path] = []  # the last planted file
 _used: set[Path] = set()  # by this process
 
 
 def _note_use() -> None:
-    """For this process, and the one that started it; where tests leave no room for files, for this alone."""
+    """Note the use for this process and, if the disk has room, for the one that started it."""
     _used.update(_watching)
     with contextlib.suppress(OSError):
         _watching[0].with_name(USED).touch()
 
 
 def used() -> bool:
-    """Whether what this process took was put to use, in it or in one that it started."""
+    """Whether the planted text was used, in this process or in one that it started."""
     return bool(_watching) and (_watching[0] in _used or _watching[0].with_name(USED).exists())
 
 
 def missed() -> list[str]:
-    """The commands that started a Python which could not take it, each with the reason."""
+    """The commands that started a Python without the planted text, each with the reason."""
     if not _watching or not (noted := _watching[0].with_name(MISSED)).exists():
         return []
     return sorted(set(noted.read_text(encoding="utf-8").splitlines()))
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
-    """Note a process that is started and will not take what is planted; called for every event of Python."""
+    """Note a started process that will not plant the text; called for every audit event."""
     if event == "subprocess.Popen":
         executable, command, _, environment = args
     elif event in {"os.posix_spawn", "os.exec"}:
@@ -112,11 +112,11 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
             with _watching[0].with_name(MISSED).open("a", encoding="utf-8") as file:
                 file.write(f"{' '.join(words)[:200]!r}: {reason}\n")
     except (OSError, TypeError, ValueError, IndexError):
-        return  # it is somebody else's call, and goes on as it would
+        return  # a foreign call, which must not be disturbed
 
 
 def _unreached(executable: str, words: Sequence[str], environment: Mapping[Any, Any] | None) -> str:
-    """Why a process will not run our sitecustomize; "" if it will, or is no Python."""
+    """Why a process will not run our sitecustomize; empty if it will, or is no Python."""
     if not os.path.basename(executable).lower().startswith("python"):  # noqa: PTH119 - any text may come
         return ""
     for word in words[1:]:

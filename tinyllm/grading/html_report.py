@@ -1,8 +1,7 @@
-"""A grade as one page of HTML, for people: the verdict, what survives and why it matters, who killed what.
+"""A grade as one HTML page: the verdict, what survives and why it matters, and which tests kill what.
 
-The page needs nothing but itself: no network, and no script but to sort its tables. Its policy allows the
-style and the script that it came with, by their hashes, and nothing else: what stands in a title, a test id
-or a diff stays text.
+The page needs no network, and its one script sorts tables. Its Content-Security-Policy allows its own style
+and script by their hashes and nothing else, so titles, test ids and diffs stay text.
 """
 
 import base64
@@ -33,8 +32,8 @@ MEANING: dict[int, str] = {
     TIMEOUT: "timeouts decide the verdict",
 }
 WORDS = {"survived": "survives", "timeout": "timeout", "invalid": "invalid"}
-SHADES = 4  # of the heat map, above none
-SHORT = 28  # characters of the name of a test, above its column
+SHADES = 4  # of the heat map, besides none
+SHORT = 28  # characters of a test's name at the head of its column
 
 
 def as_html(
@@ -50,9 +49,9 @@ def as_html(
     Args:
         grade: what to show.
         command: the command that repeats the run.
-        whole: every test ran on every bug; else each run ended with its first kill.
+        whole: whether every test ran on every bug, past the first kill.
         draw: a picture of a bug's witness as an inline SVG, or "" for none.
-        catchers: which kinds of test would catch a bug, a line each.
+        catchers: the kinds of test that would catch a bug, a line each.
     """
     environment = Environment(
         loader=FileSystemLoader(FOLDER),
@@ -108,7 +107,7 @@ def _text(name: str) -> Markup:
 
 
 def _parts(grade: Grade) -> tuple[list[Result], list[Result]]:
-    """The results that need a look, and those that are as they must be; required bugs first."""
+    """The results that need attention, and those that are right; required bugs first."""
     alive: list[Result] = []
     dead: list[Result] = []
     for result in sorted(grade.results, key=lambda result: (result.bug.survives, not result.bug.required)):
@@ -121,7 +120,7 @@ def _colour(result: Result) -> str:
 
 
 def _word(result: Result) -> str:
-    """The status in words; of several trials, how many killed."""
+    """The status in words, with the number of kills of several trials."""
     if result.label == "as it must":
         return result.label
     some = f" {result.kills}/{len(result.trials)}" if result.kills and len(result.trials) > 1 else ""
@@ -139,7 +138,7 @@ def _diff(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _local(text: str) -> str:
-    """The text without the paths of this machine: the folder one is in, and one's home."""
+    """The text without the current folder and the home folder."""
     home = str(Path.home())
     return text.replace(f"{Path.cwd()}/", "").replace(home, "~" if len(home) > 1 else home)
 
@@ -152,7 +151,7 @@ def _picture(svg: str) -> Markup:
 
 @dataclass(frozen=True)
 class Cell:
-    """One bug and one test: in how many trials it killed it, and was the first to."""
+    """One bug and one test: the trials that it killed in, and those it killed in first."""
 
     kills: int
     first: int

@@ -16,7 +16,7 @@ UNFIT = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 @dataclass(frozen=True)
 class Case:
-    """A test case. `outcome` is `passed` or the element that tells the end: failure, error or skipped."""
+    """A test case. `outcome` is `passed` or the name of an element: failure, error or skipped."""
 
     group: str
     name: str
@@ -48,14 +48,14 @@ def _case(grade: Grade, result: Result) -> Case:
 
 
 def objection(result: Result) -> str:
-    """Which tests kill what is no bug, and what that means."""
+    """The message for a change that is no bug and was killed."""
     by = result.killed_by
     who = f"{', '.join(by)} {'object' if len(by) > 1 else 'objects'}"
     return f"{result.bug.id} is no bug, yet {who}: the tests ask for more than the contract says"
 
 
 def explain(grade: Grade, result: Result) -> str:
-    """All about a bug that did not end as it must: its symptom, notes, how to repeat it, and what it is."""
+    """The text for a bug that is not right: symptom, notes, command to repeat, title, diff."""
     bug = result.bug
     lines = [f"a user would see: {bug.symptom}"]
     lines += result.notes
@@ -76,7 +76,7 @@ def repeat(grade: Grade, bug: Bug) -> str:
 
 
 def render(suites: Mapping[str, Sequence[Case]]) -> str:
-    """The XML of some suites by name; valid by the schemas of Ant's and of Jenkins' JUnit reports."""
+    """The XML of named suites, valid by the JUnit schemas of Ant and Jenkins."""
     root = ElementTree.Element("testsuites")
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S")
     for number, (name, found) in enumerate(suites.items()):
@@ -116,5 +116,5 @@ def _add(parent: ElementTree.Element, tag: str, **attributes: object) -> Element
 
 
 def printable(text: str) -> str:
-    """The text, with what XML cannot hold written as Python writes it: an escape for each character."""
+    """The text with the characters that XML cannot hold as Python escapes."""
     return UNFIT.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

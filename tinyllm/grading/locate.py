@@ -1,4 +1,4 @@
-"""Where a cache that somebody named is defined, so that the reference can stand in for it."""
+"""Find where a named cache class is defined, so that the reference can stand in for it."""
 
 import importlib
 import os
@@ -14,17 +14,17 @@ from tinyllm.grading.stand_in import ERROR, look_up
 from tinyllm.jobs.process import Send, call
 from tinyllm.named import ImplementationError, find
 
-LONG = 60.0  # seconds, to import a module
+LONG = 60.0  # seconds to import a module
 NOT_HERE = "tests cannot be graded by planting bugs in place of it"
 
 
 def located(impl: str, tests: Sequence[str]) -> Target:
-    """The reference, to be planted in place of a cache class, found in a process of its own.
+    """The reference as a target in place of a cache class, which another process looks up.
 
-    `sys.path` becomes what finds the class for `tests`.
+    `sys.path` is set so that the class can be imported as in `tests`.
 
     Raises:
-        PlantError: it cannot be loaded, or nothing can stand in for it; the message says why.
+        PlantError: the class cannot be loaded, or nothing can stand in for it.
     """
     ended = call(locate, impl, tuple(tests), timeout=LONG)
     if ended.how == "timeout":
@@ -41,7 +41,7 @@ def located(impl: str, tests: Sequence[str]) -> Target:
 
 
 def locate(send: Send, impl: str, tests: tuple[str, ...]) -> tuple[Place | str, list[str]]:
-    """The place, or why there is none; and the `sys.path` with which it is found."""
+    """The place, or why there is none, and the `sys.path` that finds it."""
     del send
     sys.path += [folder for folder in (str(Path.cwd()), str(Path.cwd() / "src")) if folder not in sys.path]
     known = set(sys.modules)
@@ -62,8 +62,8 @@ def locate(send: Send, impl: str, tests: tuple[str, ...]) -> tuple[Place | str, 
 
 
 def _path_of(tests: tuple[str, ...]) -> list[str]:
-    """What pytest adds to `sys.path` for these tests, by its option `pythonpath` and by their conftests."""
-    import pytest  # noqa: PLC0415 - only where a module is not found without
+    """The folders that pytest adds to `sys.path` for these tests (`pythonpath`, conftests)."""
+    import pytest  # noqa: PLC0415 - only if the module is not found otherwise
 
     class Look:
         """Notes the path, and ends the session."""
@@ -74,7 +74,7 @@ def _path_of(tests: tuple[str, ...]) -> list[str]:
             self.path[:] = sys.path
             pytest.exit("seen")
 
-    os.environ.pop("TINYLLM_PLANT", None)  # nothing is to be planted in this look
+    os.environ.pop("TINYLLM_PLANT", None)  # this process plants nothing
     before = list(sys.path)
     pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--capture=no", *tests], plugins=[Look()])
     return [folder for folder in Look.path if folder not in before]
@@ -96,7 +96,7 @@ def _place(impl: str, cache: Any) -> Place | str:
 
 
 def _error(cache: type, module: Any) -> tuple[str, str] | None:
-    """The error by which the class says that it is out of blocks: as it raises it, else as it is named."""
+    """The class's out-of-blocks error: the one it raises, or the one with that name in its module."""
     error = _raised(cache) or getattr(module, ERROR, None)
     if not isinstance(error, type):
         return None

@@ -1,9 +1,8 @@
-"""Put source text in a module's place: the one way in which a bug is planted.
+"""Replace a module's source text: the one way in which a bug is planted.
 
-A finder ahead of all others answers for one module name with the text it was given, in this process alone.
-Nothing on disk is edited, and reloading the module, or importing it anew, finds the same text again. Where
-the tests use a cache class of their own, the text is run aside, and its class stands in for theirs
-(`stand_in.py`).
+A finder ahead of all others serves the text for one module name, in this process alone. No file on disk is
+changed, and a reload or a new import finds the same text. If the tests use their own cache class, the text
+runs in a separate module, and its class stands in for theirs (`stand_in.py`).
 """
 
 import functools
@@ -19,18 +18,18 @@ from types import CodeType, ModuleType
 
 
 class PlantError(RuntimeError):
-    """The module cannot be found, or it is too late to put a text in its place."""
+    """The module cannot be found, or was imported before its text could be replaced."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A class that tests use, which the class of the planted text stands in for.
+    """A class of the tests, to be replaced by the class of the planted text.
 
     Attributes:
-        impl: how the class was named: `path/to/paged.py:Cache` or `pkg.module:Cache`.
-        path: the file that defines it, under whatever name tests import that.
-        name: its qualified name there.
-        error: file and qualified name of the error by which it says that it is out of blocks.
+        impl: the name that the user gave: `path/to/paged.py:Cache` or `pkg.module:Cache`.
+        path: the file that defines it, whatever name tests import it by.
+        name: its qualified name in that file.
+        error: file and qualified name of its out-of-blocks error.
     """
 
     impl: str
@@ -41,14 +40,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Target:
-    """What a bug is planted in.
+    """A module to plant a bug in.
 
     Attributes:
         module: the dotted name of the module.
         path: its file.
         source: its text.
-        cls: the class that a test has to construct, or it does not test the module; "" if any use will do.
-        place: where the class goes, if tests do not import the module itself.
+        cls: the class that a test must construct; "" if importing the module is enough.
+        place: the class to replace, if tests do not import the module itself.
     """
 
     module: str
@@ -58,21 +57,21 @@ class Target:
     place: Place | None = None
 
     def with_source(self, source: str) -> "Target":
-        """The same with another text."""
+        """The target with another text."""
         return replace(self, source=source)
 
     def code(self) -> CodeType:
-        """The text, compiled under a name that is no file: a traceback must not show lines from disk."""
+        """The text, compiled under a name that is no file, so that tracebacks show the planted lines."""
         name = f"<planted {self.path}>"
         linecache.cache[name] = (len(self.source), None, self.source.splitlines(keepends=True), name)
         return compile(self.source, name, "exec", dont_inherit=True)
 
 
 def find(module: str, cls: str = "") -> Target:
-    """The module as it is on disk; it is not imported, though its parent packages are.
+    """The module as it is on disk. Its parent packages are imported, the module is not.
 
     Raises:
-        PlantError: no such module, or one without Python source.
+        PlantError: there is no such module, or it has no Python source.
     """
     try:
         spec = importlib.util.find_spec(module)
@@ -90,7 +89,7 @@ def find(module: str, cls: str = "") -> Target:
 
 
 def on_construction(cls: type, tell: Callable[[], None]) -> None:
-    """Call `tell` when the class is first constructed; from then on it is as it was."""
+    """Call `tell` at the first construction of the class, and then restore its `__init__`."""
     own = vars(cls).get("__init__")
     init: Callable[..., None] = cls.__init__  # type: ignore[misc]
 
@@ -107,7 +106,7 @@ def on_construction(cls: type, tell: Callable[[], None]) -> None:
 
 
 class Planted(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-    """Finder and loader of the target; `tell` is called when its text is put to use."""
+    """Finder and loader of the target; `tell` is called when its text is used."""
 
     def __init__(self, target: Target, tell: Callable[[], None]) -> None:
         self.target = target
@@ -116,7 +115,7 @@ class Planted(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Answer for the target's name alone."""
+        """The spec of the target's name; None for any other."""
         del path, target
         if fullname != self.target.module:
             return None
@@ -150,12 +149,12 @@ class Planted(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
 
 
 def install(target: Target, tell: Callable[[], None] = lambda: None) -> None:
-    """Answer for the target from now on; once is enough, though pytest may be run within pytest.
+    """Serve the target's text from now on. A second call for the same target does nothing.
 
-    `tell` is called, at least once, when its class is constructed; when its text is run, if it has none.
+    `tell` is called at the construction of its class; if it has none, when its text runs.
 
     Raises:
-        PlantError: the module has been imported already; whoever holds it would keep the old text.
+        PlantError: the module was imported already, with the old text.
     """
     if target.place is not None:
         from tinyllm.grading import stand_in  # noqa: PLC0415 - it imports this file

@@ -1,7 +1,6 @@
-"""The pytest option `--plant`, and what a process that grades has planted.
+"""The pytest option `--plant`, and planting in a process that grades.
 
-Pytest loads this in every project that has tinyllm installed: so nothing heavy is imported, and nothing
-happens unless it is asked for.
+Pytest loads this wherever tinyllm is installed: nothing heavy is imported before the option is used.
 """
 
 import os
@@ -23,18 +22,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Plant a bug, if asked to by `--plant` or, in a process that grades, by the environment.
+    """Plant the bug that `--plant` names or, in a process that grades, the environment.
 
-    Before any conftest is loaded, and ahead of pytest's assertion rewriting, whose hook would otherwise find
-    the module on disk.
+    This comes before any conftest and before pytest's assertion rewriting, whose hook would find the module
+    on disk.
     """
     named = early_config.known_args_namespace.plant
     if named is None and VARIABLE not in os.environ:
         return
-    from tinyllm.grading import handover, plant  # noqa: PLC0415 - not where nobody asks for it
+    from tinyllm.grading import handover, plant  # noqa: PLC0415 - only with --plant
 
     try:
-        if named is not None and VARIABLE not in os.environ:  # a worker of xdist has been handed it
+        if named is not None and VARIABLE not in os.environ:  # a worker of xdist inherits it
             from tinyllm.grading import by_hand  # noqa: PLC0415
 
             by_hand.offer_bug(named, early_config.invocation_params.args)
@@ -45,13 +44,13 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A bug that nobody meets has not survived: that is an error of usage."""
+    """Report a usage error if no test used the planted cache."""
     if _unused(session.config) and session.exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED}:
         session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say so, and which processes the bug was not planted in."""
+    """Print that error, and the processes without the bug."""
     if config.getoption("--plant") is None:
         return
     from tinyllm.grading import handover  # noqa: PLC0415

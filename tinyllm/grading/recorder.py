@@ -1,4 +1,4 @@
-"""A pytest plugin that notes what happened, and stops at the first kill."""
+"""A pytest plugin that records the outcome of a run, and stops at the first kill."""
 
 import os
 import signal
@@ -22,14 +22,14 @@ REPORTS: dict[str, Any] = {
     **dict.fromkeys(("json_report", "benchmark_autosave", "store_durations", "update_snapshots"), False),
     **dict.fromkeys(("force_regen", "regen_all"), False),
 }
-"""Options by which pytest and its plugins write files of the suite's owner, and their values that do not."""
+"""Options of pytest and its plugins that write report files, and the values that write none."""
 LATE = "pytest_timeout.py"
 
 
 class Recorder:
     """Fills an `Outcome`.
 
-    `broken` says why the run is worth nothing, `stopped` how the tests ended it, `started` when they began.
+    `broken` says why the run is invalid, `stopped` how the tests ended it, `started` when they began.
     """
 
     def __init__(self, job: Job) -> None:
@@ -45,7 +45,7 @@ class Recorder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> Generator[None, Any, Any]:
-        """Run in this one process, write no report, and shuffle as the seed says, whatever `addopts` asks."""
+        """Override `addopts`: run in this one process, write no report, shuffle by the seed."""
         option = config.option
         if hasattr(option, "numprocesses"):
             option.numprocesses, option.dist, option.tx = None, "no", []
@@ -59,9 +59,9 @@ class Recorder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_load_initial_conftests(self, early_config: pytest.Config) -> Generator[None, Any, Any]:
-        """Measure no coverage, which would be written over the owner's.
+        """Measure no coverage, which would overwrite the suite's own data.
 
-        Under CI Hypothesis chooses a profile that ignores seeds; a suite that wants it says so later.
+        Under CI Hypothesis chooses a profile that ignores seeds; a suite that wants it can load it later.
         """
         early_config.known_args_namespace.cov_source = []
         if settings.get_current_profile_name() == "ci":
@@ -70,22 +70,22 @@ class Recorder:
         return (yield)
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        """Keep the session, to stop it."""
+        """Keep the session, so that it can be stopped."""
         self._session = session
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """A file that cannot be imported makes the run worthless."""
+        """A file that cannot be imported makes the run invalid."""
         if report.failed and not self.broken:
             self.broken = f"{report.nodeid or 'collection'}: {_last_line(report.longreprtext)}"
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
-        """Where a few tests are to be run, pass over the files of all others."""
+        """Ignore the files without a wanted test, if the job wants only some."""
         others = self._only and collection_path.is_file() and str(collection_path) not in self._only
         return True if others else None
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, Any, Any]:
-        """The tests asked for alone, in the order asked for, whatever other plugins make of them."""
+        """Keep the wanted tests in the wanted order, after all other plugins."""
         found = yield
         if self.job.only:
             names = {one.test for one in self.job.only}
@@ -96,26 +96,26 @@ class Recorder:
         return found
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Count the tests, and note their order."""
+        """Record the number and the order of the tests."""
         self.outcome.tests = len(session.items)
         self.outcome.order = tuple(item.nodeid for item in session.items)
 
     def pytest_internalerror(self, excrepr: object) -> None:
-        """Pytest itself, or a plugin of the suite, failed."""
+        """Record that pytest or a plugin of the suite failed."""
         self.broken = self.broken or f"pytest failed: {_last_line(str(excrepr))}"
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """`pytest.exit` and Ctrl-C, from within: the tests that come after were not run."""
+        """Record `pytest.exit` or Ctrl-C from a test: the later tests did not run."""
         self.stopped = "" if self.broken else excinfo.exconly()
 
     def pytest_runtest_logstart(self) -> None:
-        """Note when the first test began, and what was drawn before this one."""
+        """Record the start of the first test, and the examples drawn before this one."""
         self.started = self.started or time.monotonic()
         self._drawn_before = self.drawn
 
     @pytest.hookimpl(optionalhook=True, tryfirst=True)
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> Any:
-        """Have pytest-timeout fail a test that is late, and not end the process: then we know of it."""
+        """Let pytest-timeout fail a late test, where it would end the process."""
         if settings.method != "thread" or not hasattr(signal, "SIGALRM"):
             return None
         plugin = sys.modules[type(settings).__module__]
@@ -125,7 +125,7 @@ class Recorder:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Tell a failure that counts from one that does not."""
+        """Attach to each failure the list of the outcome that it belongs to."""
         report = yield
         if report.failed:
             report.__dict__["tinyllm"] = self._failure(item, report, call)
@@ -134,9 +134,9 @@ class Recorder:
     def _failure(
         self, item: pytest.Item, report: pytest.TestReport, call: pytest.CallInfo[None]
     ) -> tuple[Failure, list[Failure]]:
-        """The failure, and which list of the outcome it belongs to."""
+        """The failure, and its list of the outcome."""
         outcome, file = self.outcome, os.path.relpath(item.path, self._here)
-        if call.excinfo is None:  # a plugin says that it failed
+        if call.excinfo is None:  # a plugin reports the failure
             message = _last_line(report.longreprtext)
             return Failure(report.nodeid, report.when or "", message, file), outcome.kills
         error = call.excinfo.value
@@ -148,7 +148,7 @@ class Recorder:
         return Failure(report.nodeid, report.when or "", message, file), kind
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note failures of setup, call and teardown alike."""
+        """Record failures of setup, call and teardown."""
         if report.when == "call" and not self.outcome.kills:
             drawn = self.drawn - self._drawn_before
             self.outcome.examples += max(1, drawn)
@@ -167,14 +167,14 @@ class Recorder:
 
 
 def hurry(recorder: Recorder) -> None:
-    """Have Hypothesis stop at the first failing example, unshrunk and unsaved, and count the examples.
+    """Let Hypothesis stop at the first failing example, unshrunk and unsaved, and count the examples.
 
-    There is no setting for this that a suite's own settings would not override. Were these two methods to
-    change, grading would be slower and counts missing, but no verdict would differ. Nor is
-    a patch made of the example: where libcst is installed, its import takes longer than most kills.
+    A suite's own settings would override any setting. If Hypothesis changes these two methods, grading is
+    slower and counts are missing, but no verdict differs. No patch is made of the example either: importing
+    libcst, where it is installed, takes longer than most kills.
     """
     without = "hypothesis.extra._patching"
-    sys.modules[without] = ModuleType(without)  # which defines nothing: as if libcst were missing
+    sys.modules[without] = ModuleType(without)  # an empty module: as if libcst were missing
     initialise, run_example = ConjectureRunner.__init__, ConjectureRunner.test_function
 
     def without_shrinking(self: ConjectureRunner, *args: Any, **kwargs: Any) -> None:
@@ -192,7 +192,7 @@ def hurry(recorder: Recorder) -> None:
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
-    """The errors of a group; Hypothesis' Flaky is one, of what a test said at first and not again."""
+    """The errors of a group; Hypothesis' Flaky is a group of the failures that did not recur."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from _leaves(inner)
@@ -211,6 +211,6 @@ def _named(error: BaseException) -> bool:
 
 
 def _last_line(text: str) -> str:
-    """The line of a failure's report that says most: the last one that pytest marks as the error's."""
+    """The line of a failure's report that pytest marks as the error's, or its last line."""
     lines = [line[1:].strip() for line in text.splitlines() if line.startswith("E") and line[1:].strip()]
     return (lines[0] if lines else next(iter(text.strip().splitlines()[::-1]), ""))[:300]

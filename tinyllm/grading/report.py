@@ -1,4 +1,4 @@
-"""A grade for machines: a mutation-testing-report (Stryker's schema, version 2), and a matrix as CSV."""
+"""Reports of a grade: a mutation-testing-report (Stryker's schema, version 2), a CSV matrix, a badge."""
 
 import contextlib
 import csv
@@ -19,11 +19,10 @@ STATUS = {"killed": "Killed", "survived": "Survived", "timeout": "Timeout", "inv
 
 
 def as_json(grade: Grade) -> dict[str, Any]:
-    """The grade as a mutation-testing-report: one file, one mutant a bug; with trials, Killed means in all.
+    """The grade as a mutation-testing-report: one file, one mutant a bug, `Killed` if every trial killed it.
 
-    What is no bug is `Ignored`, also where a test kills it: readers count `Survived` against the tests and
-    `Killed` for them, and their score is to be ours. A kill is named in `statusReason` and `killedBy`, and is
-    among the `reasons` of `config`.
+    The change that is no bug is `Ignored`, killed or not, so that the score of any reader is ours. A kill of
+    it is named in `statusReason`, `killedBy` and the `reasons` of `config`.
     """
     return {
         "schemaVersion": "2",
@@ -82,7 +81,7 @@ def _mutant(result: Result, source: str) -> dict[str, Any]:
 
 
 def _location(bug: Bug, source: str) -> dict[str, dict[str, int]]:
-    """Where the first edit is: lines and columns from 1, the end just past it."""
+    """The location of the first edit: lines and columns from 1, the end exclusive."""
     start = source.index(bug.edits[0].find)
     end = start + len(bug.edits[0].find)
     return {name: _position(source, at) for name, at in (("start", start), ("end", end))}
@@ -94,13 +93,13 @@ def _position(source: str, at: int) -> dict[str, int]:
 
 
 def _name(path: str) -> str:
-    """The path below the current folder, or else below the folder that is on the path, with slashes."""
+    """The path relative to the current folder, with slashes; outside of it, the file name."""
     full = Path(path)
     return full.relative_to(Path.cwd()).as_posix() if full.is_relative_to(Path.cwd()) else full.name
 
 
 def as_matrix(grade: Grade) -> str:
-    """Bugs by tests as CSV: in how many trials each test killed each bug."""
+    """Bugs by tests as CSV: the number of trials in which each test killed each bug."""
     tests = grade.killers
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -112,7 +111,7 @@ def as_matrix(grade: Grade) -> str:
 
 
 def as_badge(grade: Grade) -> dict[str, Any]:
-    """The score as a badge, in the JSON that shields.io reads from an address (its schema, version 1)."""
+    """The score as a badge, in the JSON of a shields.io endpoint (schema version 1)."""
     also = f", and {', '.join(one.bug.id for one in grade.objections)}, no bug" if grade.objections else ""
     return badge("planted bugs", f"{grade.killed} of {len(grade.counted)} killed{also}", grade.code)
 
@@ -124,7 +123,7 @@ def badge(label: str, message: str, code: int) -> dict[str, Any]:
 
 
 def write(path: Path, content: str | dict[str, Any]) -> None:
-    """Write a report, whole or not at all: aside first, then renamed. Raises OSError, naming the path."""
+    """Write a report atomically: to a temporary file, then renamed. Raises OSError that names the path."""
     text = content if isinstance(content, str) else json.dumps(content, indent=2) + "\n"
     try:
         _write(path, _encode(text))
@@ -133,7 +132,7 @@ def write(path: Path, content: str | dict[str, Any]) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    if path.exists() and not path.is_file():  # a device or a pipe, not to be replaced by a file
+    if path.exists() and not path.is_file():  # a device or a pipe must not be replaced by a file
         path.write_bytes(data)
         return
     path = path.resolve()
@@ -141,19 +140,19 @@ def _write(path: Path, data: bytes) -> None:
         try:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())  # the name must not outlive a power failure that the contents do not
+            os.fsync(file.fileno())  # a power failure must not leave the name without the contents
             file.close()
             Path(file.name).chmod(0o666 & ~_umask())
             Path(file.name).replace(path)
         except BaseException:
             with contextlib.suppress(OSError):
-                file.close()  # which tries to write what is left
+                file.close()  # which may fail to write the rest
             Path(file.name).unlink(missing_ok=True)
             raise
 
 
 def append(path: Path, text: str) -> None:
-    """Write at the end of a file that may be there, whole or not at all. Raises OSError."""
+    """Append to a file, all or nothing; it is created if missing. Raises OSError."""
     with path.open("ab", buffering=0) as file:
         before, rest = path.stat().st_size, memoryview(_encode(text))
         try:
@@ -166,7 +165,7 @@ def append(path: Path, text: str) -> None:
 
 
 def _encode(text: str) -> bytes:
-    """As UTF-8; half a character, as in the name of a file that is not UTF-8, is written as its number."""
+    """The text as UTF-8; lone surrogates, as in file names that are not UTF-8, become escapes."""
     return text.encode("utf-8", "backslashreplace")
 
 

@@ -1,8 +1,7 @@
-"""The class of a planted text, in place of a cache class of the tests' own.
+"""Put the class of a planted text in place of the tests' own cache class.
 
-The module that defines their class is run as it is, wherever it is imported from and under whatever name;
-then its class is replaced, before anyone can take it from there. So the bug is planted in the reference's
-text whatever cache the tests are of.
+The module that defines their class runs unchanged, whatever its path and name; its class is replaced before
+any importer can take it. So the bug is planted in the reference's text, whatever cache is tested.
 """
 
 import functools
@@ -17,14 +16,14 @@ from typing import Any
 from tinyllm.grading.plant import Place, PlantError, Target, on_construction
 
 ERROR = "OutOfBlocks"
-_installed: list[tuple[Target, Callable[[], None]]] = []  # in this process; one, or none
+_installed: list[tuple[Target, Callable[[], None]]] = []  # at most one in a process
 
 
 def install(target: Target, tell: Callable[[], None]) -> None:
-    """Have the target's class stand in wherever the file of its place is run from now on.
+    """Replace the class whenever the file of the target's place runs from now on.
 
     Raises:
-        PlantError: the file was run already.
+        PlantError: the file ran already.
     """
     if not any(known == target for known, _ in _installed):
         for name, module in list(sys.modules.items()):
@@ -32,12 +31,12 @@ def install(target: Target, tell: Callable[[], None]) -> None:
                 raise PlantError(f"{name} was imported before its class could be replaced")
         _installed[:] = [(target, tell)]
     _wrap(importlib.machinery.SourceFileLoader)
-    if rewriting := sys.modules.get("_pytest.assertion.rewrite"):  # it runs what it rewrites by itself
+    if rewriting := sys.modules.get("_pytest.assertion.rewrite"):  # it runs rewritten modules itself
         _wrap(rewriting.AssertionRewritingHook)
 
 
 def _place(target: Target) -> Place:
-    assert target.place is not None  # noqa: S101 - who calls has looked
+    assert target.place is not None  # noqa: S101 - checked by the callers
     return target.place
 
 
@@ -67,7 +66,7 @@ def _is_file(module: Any, path: str) -> bool:
 
 
 def _replace(module: ModuleType, target: Target, tell: Callable[[], None]) -> None:
-    """Run the text aside, and put its class where theirs is; nothing if theirs is not there now."""
+    """Run the text in a separate module and replace their class, if it is there."""
     place = _place(target)
     outer, _, name = place.name.rpartition(".")
     holder = look_up(module, outer)
@@ -76,7 +75,7 @@ def _replace(module: ModuleType, target: Target, tell: Callable[[], None]) -> No
         return
     aside = ModuleType(target.module)
     error = _error_of(module, place)
-    exec(target.code(), vars(aside))  # noqa: S102 - what a bug does is to be seen
+    exec(target.code(), vars(aside))  # noqa: S102 - the planted text is ours
     cls = getattr(aside, target.cls)
     setattr(aside, ERROR, _both(getattr(aside, ERROR), error, target))
     cls.__module__, cls.__name__, cls.__qualname__ = module.__name__, name, place.name
@@ -89,14 +88,14 @@ def _replace(module: ModuleType, target: Target, tell: Callable[[], None]) -> No
 
 
 def look_up(holder: Any, name: str) -> Any:
-    """What a qualified name stands for below a module or class; None if nothing."""
+    """The object of a qualified name below a module or class, or None."""
     for part in filter(None, name.split(".")):
         holder = getattr(holder, part, None)
     return holder
 
 
 def _error_of(module: ModuleType, place: Place) -> Any:
-    """The class by which theirs says that it is out of blocks, as these tests see it; None if it has none."""
+    """Their out-of-blocks error class as these tests import it, or None."""
     if place.error is None:
         return None
     path, name = place.error
@@ -106,12 +105,12 @@ def _error_of(module: ModuleType, place: Place) -> Any:
 
 
 def _both(planted: type, theirs: Any, target: Target) -> type:
-    """An error that whoever expects theirs, or the reference's, takes for it; made as the reference's is."""
+    """An error class that is a subclass of theirs and of the reference's, constructed as the reference's."""
     ours = getattr(importlib.import_module(target.module), ERROR)
     bases = list(dict.fromkeys([planted, *([theirs] if isinstance(theirs, type) else []), ours]))
     bases = [base for base in bases if not any(base is not one and issubclass(one, base) for one in bases)]
 
-    def __init__(self: Any, needed: int, free: int) -> None:  # noqa: N807 - past whatever theirs wants
+    def __init__(self: Any, needed: int, free: int) -> None:  # noqa: N807 - bypasses the constructor of theirs
         BaseException.__init__(self, needed, free)
         self.needed, self.free = needed, free
 

@@ -1,4 +1,4 @@
-"""What a graded suite is worth: trials, results, the score, the exit code."""
+"""The grade of a suite: trials, results, the score, the exit code."""
 
 import statistics
 from dataclasses import dataclass, field
@@ -16,9 +16,9 @@ STATUSES = ("killed", "survived", "timeout", "invalid")
 
 
 class GradeError(Exception):
-    """There is no verdict. `code` is the exit code, `detail` the output that shows why.
+    """There is no verdict. `code` is the exit code, `detail` the output that shows the reason.
 
-    `so_far` is the grade of the trials that had ended, where the rest was lost.
+    `so_far` is the grade of the finished trials, if the others were lost.
     """
 
     def __init__(self, code: int, message: str, detail: str = "", so_far: "Grade | None" = None) -> None:
@@ -30,7 +30,7 @@ class GradeError(Exception):
 
 @dataclass(frozen=True)
 class Trial:
-    """One bug, one seed: `status` is one of `STATUSES`; `unsteady` if a test failed, but not again alone."""
+    """One bug and one seed: `status` is one of `STATUSES`, `unsteady` marks a failure that did not recur."""
 
     seed: int
     status: str
@@ -54,7 +54,7 @@ class Result:
 
     @property
     def kills(self) -> int:
-        """In how many trials it was killed."""
+        """The number of trials that killed it."""
         return sum(trial.status == "killed" for trial in self.trials)
 
     @property
@@ -70,7 +70,7 @@ class Result:
 
     @property
     def notes(self) -> list[str]:
-        """What its trials say of themselves, each text once."""
+        """The notes of its trials, each text once."""
         return list(dict.fromkeys(trial.note for trial in self.trials if trial.note))
 
     @property
@@ -85,7 +85,7 @@ class Result:
 
     @property
     def label(self) -> str:
-        """The status; of a change that is no bug, `as it must` or `objected` before it."""
+        """The status, or `as it must` or `objected` for a change that is no bug."""
         if self.objected:
             return "objected"
         return "as it must" if self.bug.survives and self.is_right else self.status
@@ -98,7 +98,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Grade:
-    """The verdict on a suite; a part of it, if runs are `missing`. Processes `missed` ran without a bug."""
+    """The verdict on a suite, partial if runs are `missing`; processes `missed` ran without a bug."""
 
     target: Target
     tests: tuple[str, ...]
@@ -156,7 +156,7 @@ class Grade:
 
     @property
     def reasons(self) -> list[str]:
-        """Why the verdict is not a pass, in words."""
+        """The reasons why the verdict is not a pass."""
         found = []
         if self.missing:
             found.append(f"{self.missing} runs are missing")
@@ -204,5 +204,5 @@ def _alive(result: Result) -> str:
 
 
 def _in(result: Result, count: int) -> str:
-    """In how many of its trials, where it is not all of them."""
+    """` in N of M trials`; empty if N is all of them."""
     return f" in {count} of {len(result.trials)} trials" if count < len(result.trials) else ""

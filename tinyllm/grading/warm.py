@@ -1,4 +1,4 @@
-"""Imported by the fork server, last: what every run would otherwise work out by itself."""
+"""Imported last by the fork server: work that every run would otherwise repeat."""
 
 import importlib
 import sys
@@ -13,4 +13,4 @@ for plugin in default_plugins:
     importlib.import_module(f"_pytest.{plugin}")
 for module in list(sys.modules.values()):
     if isinstance(file := getattr(module, "__file__", None), str):
-        is_local_module_file(file)  # a look at the disk for each, which Hypothesis keeps
+        is_local_module_file(file)  # reads the disk once; Hypothesis caches the answer

@@ -1,4 +1,4 @@
-"""One run of a test suite on one text of the module: the unit of work, called in a process of its own."""
+"""The unit of work: one run of a test suite on one text of the module, in a process of its own."""
 
 import errno
 import os
@@ -12,27 +12,27 @@ from tinyllm.grading.plant import Target
 from tinyllm.jobs.process import Send
 
 NO_KILL = frozenset({"DeadlineExceeded", "FailedHealthCheck", "Flaky"})
-"""Errors by which Hypothesis says something of the machine or of the test, not of the module."""
+"""Hypothesis errors about the machine or the test, not about the module."""
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""By which the system does: the disk is full."""
+"""errno values that mean a full disk."""
 
 
 class Stopped(Exception):  # noqa: N818 - it is no error of ours
-    """The tests ended pytest, as `pytest.exit` does."""
+    """The tests ended pytest, for example by `pytest.exit`."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to run: these tests, with this text in the module's place, drawing from this seed.
+    """The tests to run, the text of the module, and the seed.
 
     Attributes:
-        tests: paths, as pytest takes them.
+        tests: paths for pytest.
         target: the module and its text.
-        seed: of Hypothesis, and of plugins that shuffle.
-        keep_going: do not stop at the first kill.
+        seed: the seed of Hypothesis and of plugins that shuffle.
+        keep_going: whether to go on after the first kill.
         options: more options for pytest.
-        only: of all tests collected, run these alone.
-        order: the node ids of all tests, to run them in this order whatever a plugin wants.
+        only: the tests to run; all that are collected, if empty.
+        order: node ids in the order to run, whatever plugins do.
     """
 
     tests: tuple[str, ...]
@@ -46,7 +46,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Failure:
-    """A test that failed: its node id, the phase, what it said, and its file from the current folder."""
+    """A failed test: its node id, the phase, the message, and its file relative to the current folder."""
 
     test: str
     phase: str
@@ -56,19 +56,19 @@ class Failure:
 
 @dataclass
 class Outcome:
-    """What one run showed.
+    """The outcome of one run.
 
     Attributes:
-        tests: how many were collected.
-        kills: failures that count; the first one is what killed.
+        tests: the number of collected tests.
+        kills: failures that count; the first is the kill.
         excused: failures that do not count, of the kinds in `NO_KILL`.
-        late: tests that a plugin ended after a time; the run ends with the first.
-        broken: why the run says nothing: an error of collection or of pytest; empty if it went through.
-        used: whether a test, or a process that one started, put the planted text to use.
-        missed: processes that tests started, in which nothing was planted, each with the reason.
-        order: node ids of the tests, as they were to run.
+        late: tests that pytest-timeout ended; the run ends with the first.
+        broken: the error of collection or of pytest that makes the run invalid; else empty.
+        used: whether a test, or a process that it started, used the planted text.
+        missed: processes that tests started without the planted text, each with the reason.
+        order: node ids of the tests in running order.
         seconds: from the start of the first test to the first kill, or to the end.
-        examples: test cases run by then; a plain test is one.
+        examples: test cases run until then; a plain test is one.
     """
 
     tests: int = 0
@@ -84,9 +84,9 @@ class Outcome:
 
 
 def run(send: Send, job: Job) -> Outcome:
-    """Run the job in this process, which is fit for nothing else afterwards. Raises Stopped."""
+    """Run the job in this process, which must end afterwards. Raises Stopped."""
     del send
-    import pytest  # noqa: PLC0415 - the module is imported where there may be no pytest
+    import pytest  # noqa: PLC0415 - pytest may be missing where this module is imported
     from hypothesis.configuration import set_hypothesis_home_dir  # noqa: PLC0415
 
     from tinyllm.grading import handover, plant  # noqa: PLC0415
@@ -99,13 +99,15 @@ def run(send: Send, job: Job) -> Outcome:
     except OSError as error:
         return Outcome(broken=f"{folder} cannot be written: {error.strerror}")
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-    os.environ["COVERAGE_FILE"] = str(folder / "coverage")  # of processes that are measured as they start
+    os.environ["COVERAGE_FILE"] = str(
+        folder / "coverage"
+    )  # for processes that measure coverage from their start
     sys.dont_write_bytecode = True
     sys.path.append(str(Path.cwd()))
     recorder = Recorder(job)
     hurry(recorder)
-    # Plugins by name, since a suite may load none by itself.
-    # Nothing is captured: pytest would keep on disk, whole, what `call` keeps the end of.
+    # Plugins are named, since a suite may disable autoloading.
+    # Nothing is captured: pytest would keep all output on disk, where `call` keeps its end.
     arguments = ["-p", "hypothesispytest", "-p", "tinyllm", "-p", "tinyllm_plant"]
     arguments += ["--assert=plain", "--capture=no", "--color=no", "--tb=native"]
     arguments += [f"--hypothesis-seed={job.seed}", f"--basetemp={folder / 'pytest'}"]

@@ -1,4 +1,4 @@
-"""What a unit of work takes along to another machine: an archive of files, unpacked into a folder there."""
+"""The files that a unit of work carries to another machine, as an archive."""
 
 import io
 import os
@@ -16,21 +16,21 @@ SETTINGS = (
     "tox.ini",
     "setup.cfg",
 )
-"""What makes a folder the root of a suite, for pytest."""
+"""Files that make a folder pytest's root."""
 ALONG = (*SETTINGS, "conftest.py", "__init__.py")
-"""What counts for a test although it lies in a folder above."""
+"""Files that affect a test from a folder above it."""
 LITTER = frozenset({"__pycache__", "node_modules", "site-packages"})
 MADE = frozenset({"venv", "build", "dist"})
-"""Folders of a project that somebody made, unless they are packages."""
+"""Generated folders of a project, unless they are packages."""
 CACHES = frozenset({".git", ".hg", ".svn", ".venv", ".tox", ".nox", ".eggs", ".hypothesis", ".pytest_cache"})
 CACHES |= {".mypy_cache", ".ruff_cache", ".ipynb_checkpoints"}
 OURS = frozenset({"tinyllm"})
 MOST = 10_000_000  # bytes: each unit carries all of them
-MANY = 100_000  # files and folders that are looked at: a link may lead anywhere
+MANY = 100_000  # files and folders to visit at most: a link may lead anywhere
 
 
 class BundleError(Exception):
-    """The files cannot be taken along: they are too many, or cannot be read."""
+    """The files are too many or too large, or cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Bundle:
     """Files below a folder, packed.
 
     Attributes:
-        root: the folder, on the machine where they were packed.
+        root: the folder on the packing machine.
         archive: a compressed tar, names relative to `root`.
         folder: the current folder, relative to `root`.
         path: folders for the end of `sys.path`, relative to `root`.
@@ -50,7 +50,7 @@ class Bundle:
     path: tuple[str, ...] = ()
 
     def place(self, named: str) -> str:
-        """How a path, or the node id of a test, is named from the current folder there."""
+        """The name of a path or node id, relative to the current folder there."""
         path, *test = named.split("::")
         full = _full(path)
         if not full.is_relative_to(self.root):
@@ -59,7 +59,7 @@ class Bundle:
         return "::".join([(up / full.relative_to(self.root)).as_posix(), *test])
 
     def unpack(self, folder: Path) -> Path:
-        """Write the files below `folder`; the folder to be in."""
+        """Unpack the files below `folder`; returns the folder to run in."""
         with tarfile.open(fileobj=io.BytesIO(self.archive)) as tar:
             tar.extractall(folder, filter="data")
         there = folder / self.folder
@@ -68,14 +68,14 @@ class Bundle:
 
 
 def of_suite(tests: Iterable[str], module: str, source: Path) -> Bundle:
-    """What a suite needs: its files, the settings and conftests above them, and the package that is tested.
+    """The files of a suite, the settings and conftests above them, and the tested package.
 
-    All Python files of the project, below the settings, come along, for tests and conftests may import any;
-    of the tests' own folders, all but caches. A link comes as what it points to; one that points to nothing,
-    or to a folder that it lies in, stays behind. What lies elsewhere has to be installed there too.
+    All Python files of the project below the settings are included, since tests may import any, and all files
+    of the tests' folders but caches. A link is packed as its target; a dangling or circular link is left out.
+    Everything else must be installed on the other machine.
 
     Raises:
-        BundleError: too large, or a file that cannot be read.
+        BundleError: the files are too large, or one cannot be read.
     """
     paths = [_full(test.split("::")[0]) for test in tests]
     root = _root(paths)
@@ -99,18 +99,18 @@ def of_suite(tests: Iterable[str], module: str, source: Path) -> Bundle:
 
 
 def of_file(path: Path) -> Bundle:
-    """A Python file, and the Python files beside and below it, which it may import."""
+    """A Python file, and the Python files beside and below it."""
     folder = _full(path).parent
     return _packed(folder, {file for file in _files(folder, _importable) if file.suffix == ".py"})
 
 
 def nothing() -> Bundle:
-    """No file at all: what is installed is enough."""
+    """An empty bundle, for work that needs no files."""
     return _packed(Path.cwd(), set())
 
 
 def _root(paths: list[Path]) -> Path:
-    """The nearest folder above all of them that pytest would take for their root, as far up as we are."""
+    """The nearest folder above all paths with settings of pytest, or the current or common folder."""
     folders = [path if path.is_dir() else path.parent for path in paths]
     common = next(
         one for one in (folders[0], *folders[0].parents) if all(f.is_relative_to(one) for f in folders)
@@ -123,33 +123,33 @@ def _root(paths: list[Path]) -> Path:
 
 
 def _full(path: str | Path) -> Path:
-    """The path from the top, links in it left as they are, as pytest has it; from here, if it is below."""
+    """The absolute path with its links, as pytest has it; below the current folder, if it resolves there."""
     full, here = Path(os.path.abspath(path)), Path.cwd()  # noqa: PTH100 - `absolute` leaves `..` in it
     real = full.resolve()
     return real if real.is_relative_to(here) and not full.is_relative_to(here) else full
 
 
 def _kept(path: Path) -> bool:
-    """Whether it may be data of the tests: anything but caches, and environments."""
+    """Whether a path may be data of the tests: no cache and no virtual environment."""
     return path.name not in LITTER | CACHES and not (path / "pyvenv.cfg").is_file()
 
 
 def _importable(path: Path) -> bool:
-    """Whether it may be, or hold, modules of the project."""
+    """Whether a path may be or contain a module of the project."""
     made = path.name in MADE and path.is_dir() and not (path / "__init__.py").is_file()
     return _kept(path) and not made and not path.name.startswith(".")
 
 
 def _files(path: Path, wanted: Callable[[Path], bool]) -> Iterator[Path]:
-    """The path and all that is wanted below it, folders as well; links are followed, but not in a circle."""
+    """The path and all wanted files and folders below it; links are followed, but not in a circle."""
     seen = 0
     left: list[tuple[Path, tuple[Path, ...]]] = [(path, (Path(os.path.realpath(path)),))]
-    # Each with the folders that it is in, and itself, links resolved.
+    # Each path comes with the resolved folders around it, and its own.
     while left:
         here, around = left.pop()
         seen += 1
         if seen > MANY:
-            raise BundleError(f"below {path} are more than {MANY:,} files, too many to look at: a link?")
+            raise BundleError(f"below {path} are more than {MANY:,} files, too many to visit: a link?")
         if here.is_file():
             yield here
         elif here.is_dir():

@@ -1,7 +1,7 @@
-"""A Dask cluster as an executor: units of work go to its workers, each with all that it needs.
+"""A Dask cluster as an executor of units of work.
 
-Dask does the scheduling: a unit whose worker dies is given to another. What we add is what a unit takes along
-(`bundle`), the process that it is done in (`remote`), and words for what can go wrong.
+Dask schedules: a unit whose worker dies goes to another. This module adds the files of a unit (`bundle`),
+its process (`remote`), and clear errors.
 """
 
 import logging
@@ -19,18 +19,18 @@ from tinyllm.jobs.bundle import Bundle
 from tinyllm.jobs.remote import RemoteError, Versions
 
 SCHEME = "dask://"
-WAIT = 5.0  # seconds, for a scheduler that answers, and for its first worker
-LOOK = 1.0  # seconds between two looks at how many workers there are
-ALONE = 60.0  # seconds without any, after which nobody waits on
-RETRIES = 2  # of a unit whose process is gone; those of a worker that is gone are Dask's own
+WAIT = 5.0  # seconds to wait for the scheduler, and for its first worker
+LOOK = 1.0  # seconds between two counts of the workers
+ALONE = 60.0  # seconds without a worker after which the work is given up
+RETRIES = 2  # of a unit whose process died; Dask itself retries those of a dead worker
 
 
 class ClusterError(Exception):
-    """The cluster cannot be used, or was lost; the message says which, and what to do."""
+    """The cluster cannot be used, or was lost."""
 
 
 def _hush() -> None:
-    """What Dask would log of a cluster that is lost, with tracebacks, is said by us in a line."""
+    """Silence Dask's logging of a lost cluster; a ClusterError says it in a line."""
     for name in list(logging.root.manager.loggerDict):
         if name.partition(".")[0] == "distributed":
             logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -41,10 +41,10 @@ class Cluster(Executor):
 
     Args:
         address: `dask://HOST:PORT`, of the scheduler.
-        bundle: the files that every unit takes along.
+        bundle: the files that every unit carries.
 
     Raises:
-        ClusterError: no scheduler there, no worker, or one with other versions than here.
+        ClusterError: there is no scheduler or no worker, or a worker has other versions.
         ModuleNotFoundError: the extra `cluster` is not installed.
     """
 
@@ -81,7 +81,7 @@ class Cluster(Executor):
             raise ClusterError(f"the cluster at {self.address} has no worker") from error
         try:
             found: dict[str, Versions] = self._client.run(remote.versions)
-        except Exception as error:  # Dask has its own way to say that a module is missing
+        except Exception as error:  # Dask raises its own error for a missing module
             text = f"the workers of {self.address} cannot do this; they need tinyllm-paged[cluster]: {error}"
             raise ClusterError(text) from error
         for worker, versions in found.items():
@@ -90,18 +90,18 @@ class Cluster(Executor):
 
     @property
     def threads(self) -> int:
-        """How many units the cluster does at the same time, as of now; at least 1. Raises ClusterError."""
+        """The number of units that the cluster runs at once now, at least 1. Raises ClusterError."""
         with self._lost():
             return max(1, sum(int(count) for count in self._client.nthreads().values()))
 
     def place(self, path: str) -> str:
-        """How a path on this machine is named where the work is done."""
+        """The name of a path of this machine on a worker."""
         return self._bundle.place(path)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Have a worker call `fn(*args)` in a process of its own.
+        """Let a worker call `fn(*args)` in a process of its own.
 
-        The future fails with ClusterError where the work was not done: the cluster was lost, or refuses.
+        The future fails with ClusterError if the cluster is lost or refuses the work.
         """
         if kwargs:
             raise TypeError(f"a unit takes no keywords: {sorted(kwargs)}")
@@ -124,7 +124,7 @@ class Cluster(Executor):
             done.set_exception(self._gone())
         except RemoteError as error:
             done.set_exception(ClusterError(f"a worker of {self.address} could not do its work: {error}"))
-        except Exception as error:  # KilledWorker, say: several workers in a row were gone
+        except Exception as error:  # such as KilledWorker: several workers in a row died
             text = f"the cluster at {self.address} gave up: {type(error).__name__}: {error}"
             done.set_exception(ClusterError(text))
 
@@ -139,10 +139,10 @@ class Cluster(Executor):
         return ClusterError(f"the cluster at {self.address} was lost: its scheduler is gone")
 
     def _watch(self) -> None:
-        """Give up when there has been no worker for long; Dask would wait for ever."""
+        """Fail the pending units after `ALONE` seconds without a worker; Dask would wait for ever."""
         since = time.monotonic()
         while not self._closed.wait(LOOK):
-            with suppress(Exception):  # a scheduler that is gone is seen by the futures
+            with suppress(Exception):  # the futures notice a lost scheduler
                 if any(self._client.nthreads().values()):
                     since = time.monotonic()
             if time.monotonic() - since > ALONE:
@@ -151,7 +151,7 @@ class Cluster(Executor):
                         one.set_exception(ClusterError(f"the cluster at {self.address} has no worker left"))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Leave the cluster; what is not done there is cancelled."""
+        """Leave the cluster, and cancel its unfinished units."""
         del wait, cancel_futures
         self._closed.set()
         self._executor.shutdown(wait=False)

@@ -1,8 +1,8 @@
-"""Call a function in a process of its own, and be sure that it ends, with all that it started.
+"""Call a function in a process of its own, which surely ends with all that it started.
 
-Processes come from a fork server that has imported what takes long (a fresh interpreter where there is no
-fork). Whatever happens, `supervisor.py` ends each with all that it started. What it prints comes through a
-pipe, of which the end is kept: it takes no room on a disk, however much it is.
+Processes come from a fork server that has imported the slow modules, or are fresh interpreters where there is
+no fork. `supervisor.py` ends each with all that it started. Output comes through a pipe, and only its end is
+kept: no amount of it takes room on a disk.
 """
 
 import contextlib
@@ -28,34 +28,35 @@ PRELOAD = [
     *("pytest", "xdist.plugin", "xdist.looponfail", "asyncio", "ctypes", "pdb", "unittest"),
     "tinyllm.jobs.server",
 ]
-"""Imported once, in the fork server; who calls often adds to it before the first call. Never a module that a
-bug may be planted in, nor `numpy.random`, which draws its state when it is imported: all runs would draw
-alike, and a flaky suite would not show; nor Hypothesis' plugin for pytest, after which it takes everything
-for the loading of tests, and warns."""
+"""Modules that the fork server imports once; frequent callers add to it before the first call.
+
+Three kinds must stay out: a module that a bug may be planted in; `numpy.random`, which draws its state when
+it is imported, so that all runs would draw alike and hide a flaky suite; Hypothesis' plugin for pytest, which
+takes all later imports for the collection of tests, and warns."""
 TAIL = 20_000  # bytes of output that are kept
-CHUNK = 1 << 16  # bytes of output that are read at once: what a pipe holds
-LAST = 32  # chunks read after the end: a process that escaped may print for ever
+CHUNK = 1 << 16  # bytes of output read at once: the capacity of a pipe
+LAST = 32  # chunks read after the end: an escaped process may print for ever
 LONGEST = 70  # bytes of a temporary folder's name: a socket's name may have 103, and 32 are added
-POLL = 0.1  # seconds between two looks at `cancelled`
-PATIENCE = 10.0  # seconds in which a supervisor that is well has killed everything
+POLL = 0.1  # seconds between two checks of `cancelled`
+PATIENCE = 10.0  # seconds that a healthy supervisor needs at most to kill everything
 Send = Callable[[Any], None]
 
 
 class Cancel(threading.Event):
-    """Ends calls in this process; sent to another, it is one that is never set there."""
+    """An event that ends calls in this process; pickled, it is one that is never set."""
 
     def __reduce__(self) -> tuple[type["Cancel"], tuple[()]]:
         return Cancel, ()
 
 
 class Here:
-    """A listener in this process; sent to another, it hears nothing."""
+    """A listener in this process; pickled, it ignores every event."""
 
     def __init__(self, listener: Send | None = None) -> None:
         self._listener = listener
 
     def __call__(self, event: Any) -> None:
-        """Hear an event."""
+        """Pass an event to the listener."""
         if self._listener:
             self._listener(event)
 
@@ -63,12 +64,12 @@ class Here:
         return Here, ()
 
 
-_starting = threading.Lock()  # multiprocessing starts a process and cleans up others in no thread-safe way
+_starting = threading.Lock()  # multiprocessing does not start and reap processes thread-safely
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a call ended: `done` with its value, `error`, `timeout`, `cancelled`, or `died` without a word."""
+    """The end of a call: `done` with its value, `error`, `timeout`, `cancelled`, or `died`."""
 
     how: str
     value: Any
@@ -77,7 +78,7 @@ class Ended:
 
 
 def context() -> Any:
-    """The fork server where there is fork, and room for the name of its socket; else fresh interpreters."""
+    """The fork server, if there is fork and its socket's name fits; else fresh interpreters."""
     room = len(os.fsencode(tempfile.gettempdir())) <= LONGEST
     if not room or "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
@@ -93,19 +94,18 @@ def call(
     cancelled: threading.Event | None = None,
     on_event: Send | None = None,
 ) -> Ended:
-    """Call `function(send, *args)` in a process of its own; what it sends reaches `on_event` as it comes.
+    """Call `function(send, *args)` in a process of its own; `on_event` gets each event it sends.
 
-    `timeout` is in seconds; each event starts it anew. The process has an empty temporary folder, which is
-    also where Hypothesis keeps its examples; the folder goes when the call ends. Function, arguments and
-    value are pickled.
+    `timeout` is in seconds since the last event. The process has an empty temporary folder, also for the
+    examples of Hypothesis; it is removed when the call ends. Function, arguments and value are pickled.
 
     Raises:
-        OSError: there can be no folder, or no process.
+        OSError: the folder or the process cannot be created.
     """
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tinyllm-", ignore_cleanup_errors=True) as folder:
         _share_constants(Path(folder, "hypothesis"))
-        # Each is for one direction: who holds an end too long would hide that the other side is gone.
+        # One direction each: an end held too long would hide the death of the other side.
         (pipe, there), (output, output_there), (caller_there, caller) = (
             multiprocessing.Pipe(duplex=False) for _ in range(3)
         )
@@ -132,13 +132,13 @@ def _ignore(_: Any) -> None:
 
 
 def _share_constants(storage: Path) -> None:
-    """Let all runs share the constants that Hypothesis reads in source files, and nothing that it finds.
+    """Share between runs the constants that Hypothesis reads in source files, and none of its examples.
 
-    It looks them up by a digest of the file. To parse every file that tests import takes as long as all else
-    before the first test. They are where the fork server's socket is, and go with it.
+    It looks them up by a digest of the file. Parsing every imported file takes as long as everything else
+    before the first test. The shared folder is beside the fork server's socket and is removed with it.
     """
     storage.mkdir()
-    with _starting, contextlib.suppress(OSError):  # there may be no links here
+    with _starting, contextlib.suppress(OSError):  # links may be unsupported
         shared = Path(get_temp_dir(), "constants")
         shared.mkdir(exist_ok=True)
         Path(storage, "constants").symlink_to(shared, target_is_directory=True)
@@ -146,11 +146,11 @@ def _share_constants(storage: Path) -> None:
 
 @contextlib.contextmanager
 def _ctrl_c_waits() -> Iterator[None]:
-    """Block it here, and so for ever in the fork server if that is what starts now."""
+    """Block Ctrl-C meanwhile; a fork server that starts now inherits the block for good."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    resource_tracker.ensure_running()  # when it starts, it unblocks what others have blocked
+    resource_tracker.ensure_running()  # its start would unblock SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -159,7 +159,7 @@ def _ctrl_c_waits() -> Iterator[None]:
 
 
 class _Far:
-    """What is known of the far side: the process group that makes the call, the end of what it prints."""
+    """The far side of a call: its process group, and the end of its output."""
 
     def __init__(self, output: Connection) -> None:
         self.group, self.output, self.kept = 0, output, b""
@@ -167,16 +167,16 @@ class _Far:
             os.set_blocking(output.fileno(), False)
 
     def read(self) -> bool:
-        """Take in what is there; whether something was."""
+        """Read the output that is there; returns whether there was any."""
         try:
             more = os.read(self.output.fileno(), CHUNK)
-        except OSError:  # nothing is there now
+        except OSError:  # no output now
             return False
         self.kept = (self.kept + more)[-TAIL:]
         return bool(more)
 
     def close(self) -> str:
-        """The end of all that was printed."""
+        """The end of the whole output."""
         chunks = 0
         while chunks < LAST and self.read():
             chunks += 1
@@ -203,7 +203,7 @@ def _listen(
         if pipe not in ready:
             with _starting:
                 alive = process.is_alive()
-            if not alive and not pipe.poll():  # what it started may keep its end of the pipe open
+            if not alive and not pipe.poll():  # a process that it started may hold the pipe open
                 return "died", None
             continue
         try:
@@ -223,11 +223,11 @@ def _listen(
 
 
 def _end(process: Any, caller: Connection, group: int) -> None:
-    """Have the supervisor kill everything, even when the call is through: what is left would linger."""
+    """Let the supervisor kill everything, also after a finished call, which may have left processes."""
     caller.close()
     process.join(PATIENCE)
-    process.kill()  # does nothing to one that has ended
+    process.kill()  # no effect on an ended process
     process.join()
-    if process.exitcode and group:  # the supervisor was killed, and so has not done its work
+    if process.exitcode and group:  # the supervisor was killed before it could do this
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)

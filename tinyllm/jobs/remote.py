@@ -1,8 +1,7 @@
-"""Where a unit of work is done on another machine: in a process of its own, among the files it brought.
+"""Run a unit of work on a worker of a cluster, in a process of its own with the files of its bundle.
 
-A worker of a cluster may not start processes through multiprocessing (it is daemonic), and has modules loaded
-that a bug may be planted in. So it starts this, a fresh interpreter, which refuses if anything that a verdict
-depends on has another version there.
+A worker is daemonic and may not use multiprocessing, and it has imported modules that a bug may be planted
+in. So it starts a fresh interpreter with this module, which refuses if a version that matters differs.
 """
 
 import hashlib
@@ -30,11 +29,11 @@ Versions = dict[str, str]
 
 
 class RemoteError(RuntimeError):
-    """A unit could not be done on that machine; the message says why."""
+    """A unit could not run on that machine."""
 
 
 def versions() -> Versions:
-    """What has to be the same on every machine, and is compared."""
+    """The versions that must be equal on every machine."""
     ours = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
     for file in sorted(ours.rglob("*.py")):
@@ -47,7 +46,7 @@ def versions() -> Versions:
 
 
 def differences(ours: Versions, theirs: Versions) -> str:
-    """What differs, in words; nothing if all is the same."""
+    """The differences in words; empty if there are none."""
     return "; ".join(
         f"{name} is {theirs.get(name, 'missing')} there and {ours[name]} here"
         for name in ours
@@ -56,10 +55,10 @@ def differences(ours: Versions, theirs: Versions) -> str:
 
 
 def away(expected: Versions, bundle: Bundle, unit: bytes) -> Any:
-    """Do a pickled unit, `(function, args)`, in a process of its own; its value. Called on a worker.
+    """Run a pickled unit, `(function, args)`, in a process of its own; called on a worker.
 
     Raises:
-        RemoteError: other versions here, or no result.
+        RemoteError: versions differ, or the unit gave no result.
     """
     with tempfile.TemporaryDirectory(prefix="tinyllm-away-", ignore_cleanup_errors=True) as folder:
         task, result = Path(folder, "unit"), Path(folder, "result")
@@ -68,7 +67,7 @@ def away(expected: Versions, bundle: Bundle, unit: bytes) -> Any:
         with output.open("wb") as file:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-c", START, str(task), str(result)],
-                stdin=subprocess.PIPE,  # it never says anything: when it closes, we are gone
+                stdin=subprocess.PIPE,  # nothing is written; it closes when we die
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "TMPDIR": folder},
@@ -91,7 +90,7 @@ def away(expected: Versions, bundle: Bundle, unit: bytes) -> Any:
 
 
 def main() -> None:
-    """Read the unit, be where its files are, do it, write its result."""
+    """Read the unit, unpack its files, run it, write its result."""
     task, result = map(Path, sys.argv[1:])
     threading.Thread(target=_end_with_worker, args=(task.parent,), daemon=True).start()
     expected, bundle, unit = pickle.loads(task.read_bytes())  # noqa: S301 - the worker wrote it
@@ -105,7 +104,7 @@ def main() -> None:
 
 
 def _end_with_worker(folder: Path) -> None:
-    """Wait until nobody holds the other end of stdin; then remove the folder, and end the process group."""
+    """When stdin closes, remove the folder and kill the process group."""
     while os.read(0, 1):
         pass
     shutil.rmtree(folder, ignore_errors=True)
@@ -118,7 +117,7 @@ def _do(bundle: Bundle, unit: bytes, folder: Path) -> tuple[str, Any]:
         os.chdir(bundle.unpack(folder))
         sys.path += [str(folder / one) for one in bundle.path]
         function: Callable[..., Any]
-        function, args = pickle.loads(unit)  # noqa: S301 - from whoever may run anything on this cluster
+        function, args = pickle.loads(unit)  # noqa: S301 - senders may run anything on this cluster anyway
         return "done", function(*args)
     except Exception:
         return "error", traceback.format_exc()

@@ -1,4 +1,4 @@
-"""Imported by the fork server: the folder of its socket goes with it, if nobody else takes it away."""
+"""Imported by the fork server, to remove the folder of its socket at its exit."""
 
 import atexit
 import os
@@ -9,9 +9,9 @@ from typing import Any
 
 
 def sweep(here: int, server: Any) -> None:
-    """Remove the folder, in the process `here` and if it is the server.
+    """Remove the folder, if this process is `here` and the server.
 
-    The one who started the server does this when it ends, but not if it was killed.
+    The process that started the server removes it too, unless it was killed.
     """
     address = getattr(server, "_forkserver_address", None)
     is_server = os.getpid() == here and getattr(server, "_forkserver_pid", None) is None

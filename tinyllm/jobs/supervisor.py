@@ -1,9 +1,9 @@
 """The far side of a call: a supervisor, and below it the process that makes the call.
 
-When the caller closes its end of a pipe, or is gone, or when the call's process has ended by itself, the
-supervisor kills whatever was started, removes the temporary folder, and ends. On Linux orphans become its
-children, so that a process in a session of its own does not escape either. One that forks on and on, faster
-than it can be killed, may; and so may one in a session of its own when the call kills its supervisor.
+The supervisor kills everything that was started, removes the temporary folder and ends, when the caller
+closes its pipe or dies, or when the call's process ends. On Linux it adopts orphans, so that a process in a
+session of its own does not escape. Two can: one that forks faster than it can be killed, and one in a session
+of its own after the call has killed the supervisor.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-POLL = 0.1  # seconds between two looks at whether the call's process has ended
+POLL = 0.1  # seconds between two checks for the end of the call's process
 DEATH_SIGNAL, SUBREAPER = 1, 36  # of Linux's prctl
 
 
@@ -34,16 +34,15 @@ def make(
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
-    """Call `function(send, *args)`, in a process below this one where there is fork; it does not return.
+    """Call `function(send, *args)`, below this process if there is fork; never returns.
 
     Args:
-        pipe: where the process group is told, then events, at last `done` with the value or `error` with a
-            traceback.
-        output: where everything goes that is printed.
-        caller: its other end is closed when there is nobody to call for any more.
-        folder: for temporary files.
-        function: what to call.
-        args: with what.
+        pipe: gets the process group, then events, at last `done` with the value or `error` with a traceback.
+        output: gets everything that is printed.
+        caller: its other end closes when the caller ends the call or dies.
+        folder: the folder for temporary files.
+        function: the function to call.
+        args: its arguments.
     """
     if hasattr(os, "fork"):
         _keep(pipe, output, caller, folder)
@@ -63,19 +62,19 @@ def make(
     output.close()
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(Path(folder, "hypothesis"))
     os.environ["TMPDIR"] = tempfile.tempdir = folder
-    gc.freeze()  # what the fork server has imported: pytest collects garbage several times, and never that
+    gc.freeze()  # pytest collects garbage several times; the fork server's imports are left out
     own = os.getpid()
     try:
         message = ("done", function(lambda event: pipe.send(("event", event)), *args))
     except BaseException:
         message = ("error", traceback.format_exc())
     if os.getpid() != own:
-        os._exit(1)  # a test forked, and this is the copy: it has no say
+        os._exit(1)  # a test forked, and this is the copy
     for stream in streams:
-        with contextlib.suppress(OSError, ValueError):  # it may have been closed
+        with contextlib.suppress(OSError, ValueError):  # it may be closed
             stream.flush()
     pipe.send(message)
-    while True:  # we are ended from outside: nothing that runs at exit can change the verdict
+    while True:  # killed from outside: no exit handler can change the verdict
         time.sleep(3600)
 
 
@@ -84,7 +83,7 @@ def _keep(pipe: Connection, output: Connection, caller: Connection, folder: str)
     os.setsid()
     _prctl(SUBREAPER, 1)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a library's threads: none of them is at work
+        warnings.simplefilter("ignore")  # about a library's idle threads
         made = os.fork()
     if not made:
         os.setsid()
@@ -100,15 +99,15 @@ def _keep(pipe: Connection, output: Connection, caller: Connection, folder: str)
 
 
 def _prctl(option: int, value: int) -> None:
-    """Does nothing where there is none."""
+    """Call prctl, where there is one."""
     with contextlib.suppress(ImportError, AttributeError, OSError):
-        import ctypes  # noqa: PLC0415 - there are interpreters without
+        import ctypes  # noqa: PLC0415 - some interpreters lack it
 
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _runs(made: int) -> bool:
-    """Whether the process has not ended; what else has is reaped."""
+    """Whether the process is alive; reaps other children."""
     while ended := os.waitpid(-1, os.WNOHANG)[0]:
         if ended == made:
             return False
@@ -116,11 +115,11 @@ def _runs(made: int) -> bool:
 
 
 def _kill(made: int) -> None:
-    """Kill the process, its group, and every child that is left or is inherited meanwhile."""
+    """Kill the process, its group, and every child left or adopted meanwhile."""
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(made, signal.SIGKILL)
-    with contextlib.suppress(ChildProcessError):  # nobody is left
+    with contextlib.suppress(ChildProcessError):  # no child is left
         while True:
             for pid in _children(os.getpid()):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -138,6 +137,6 @@ def _children(parent: int) -> Iterator[int]:
 
 def _end_with_caller(caller: Connection, folder: str) -> None:
     with contextlib.suppress(OSError, EOFError):
-        caller.recv()  # it never speaks: this returns when it is gone
+        caller.recv()  # nothing is sent: this returns when the caller dies
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)

@@ -1,13 +1,12 @@
 """Many requests on one pool: continuous batching, with preemption when blocks run out.
 
-Every step, requests that wait are admitted while there are blocks for all they hold so far; then each running
-request decodes a token, by itself. Where an append finds no block, the youngest running request gives its
-blocks back and waits. Admitted again, it is replayed in the chunks it was computed in, the prompt in one and
-then a token each, so that it goes on bit for bit as if nothing had happened: a small pool costs time, and no
-token changes.
+In every step each running request decodes a token by itself; then waiting requests are admitted while their
+tokens so far fit. If an append finds no block, the youngest running request is preempted: it frees its blocks
+and waits. When it is admitted again it is replayed in its first chunks, the prompt and then single tokens, so
+that its logits are equal bit for bit: a small pool costs time and changes no token.
 
-The oldest request is never preempted by another, so it ends, and then the next: where the pool holds the
-longest request, all end. The source is Kwon et al., "Efficient Memory Management for Large Language Model
+The oldest request is never preempted by another, so it ends, and then the next: if the pool holds the longest
+request, all end. The source is Kwon et al., "Efficient Memory Management for Large Language Model
 Serving with PagedAttention", section 4.5, whose recovery by recomputation this is.
 """
 
@@ -26,7 +25,7 @@ from tinyllm.llm.sequences import Paged
 
 
 class PoolTooSmall(ValueError):  # noqa: N818 - a sibling of OutOfBlocks
-    """A request would not fit into the pool even alone: it needs `needed` blocks of `num_blocks`."""
+    """A request does not fit into the pool even alone: it needs `needed` of `num_blocks` blocks."""
 
     def __init__(self, needed: int, num_blocks: int) -> None:
         super().__init__(needed, num_blocks)
@@ -38,13 +37,13 @@ class PoolTooSmall(ValueError):  # noqa: N818 - a sibling of OutOfBlocks
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt, and how to go on from it.
+    """A prompt and the options of its output.
 
     Args:
         ids: the prompt, at least one id.
-        max_tokens: tokens to generate at most, at least 1.
-        sampling: how to choose them.
-        stop: ids that end the output; the one that does is its last.
+        max_tokens: most tokens to generate, at least 1.
+        sampling: how to choose tokens.
+        stop: ids that end the output, each as its last id.
         until: as for `generate`.
     """
 
@@ -57,7 +56,7 @@ class Request:
 
 @dataclass
 class Finished:
-    """A request that is through: its number, in the order of submission, its ids, and `stop` or `length`."""
+    """A finished request: its number in the order of submission, its ids, and `stop` or `length`."""
 
     number: int
     ids: list[int]
@@ -67,26 +66,26 @@ class Finished:
 
 @dataclass
 class BatchFigures:
-    """What a batch has taken so far. Tokens are positions computed."""
+    """The figures of a batch so far; tokens are computed positions."""
 
     requests: int = 0
     prompt_tokens: int = 0
     new_tokens: int = 0
     preemptions: int = 0
-    replayed_tokens: int = 0  # computed once more, since their blocks had been given back
+    replayed_tokens: int = 0  # recomputed after a preemption
     peak_blocks: int = 0  # in use at once
-    peak_waste: float = 0.0  # share of the slots in use that no position filled, at that peak
+    peak_waste: float = 0.0  # share of empty slots in those blocks
     used: list[int] = field(default_factory=list)  # blocks in use after each step
 
 
 def checked(config: LlamaConfig, request: Request) -> tuple[list[int], int]:
-    """The prompt's ids, and how many tokens to generate at most, within the model's context.
+    """The prompt's ids, and the most tokens to generate within the model's context.
 
     The cache of the request holds up to `len(ids) + most - 1` positions.
 
     Raises:
-        ValueError: no prompt, one beyond the model's context, an id outside its vocabulary, or a number of
-            tokens below 1. TypeError: ids or a number that are no integers.
+        ValueError: the prompt is empty or exceeds the context, an id is outside the vocabulary, or
+            max_tokens is below 1. TypeError: an id or max_tokens is no integer.
     """
     prompt = [as_integer("id", i) for i in request.ids]
     most = as_size("max_tokens", request.max_tokens)
@@ -105,26 +104,26 @@ class _Active:
     request: Request
     most: int  # tokens to generate
     random: np.random.Generator
-    ids: list[int] = field(default_factory=list)  # generated; the last is not in the cache yet
-    handle: int = -1  # of its sequence, while it runs
+    ids: list[int] = field(default_factory=list)  # generated; the last one is not cached yet
+    handle: int = -1  # its sequence, while it runs
     preemptions: int = 0
 
     @property
     def chunks(self) -> list[list[int]]:
-        """What is computed a pass each, first and when it is replayed; the last one is next."""
+        """The chunks of its passes, replayed in the same way; the last is the next to compute."""
         return [self.prompt, *([token] for token in self.ids)]
 
 
 class Batch:
     """A pool, and the requests that share it.
 
-    `submit` at any time; `step` until `idle`. A request's ids depend on the request alone, whatever else
-    there is and however small the pool. After an error from `step`, only `close` may follow; `finished` has
-    what that step had brought to an end.
+    `submit` at any time; `step` until `idle`. The ids of a request depend on it alone, not on other requests
+    or the size of the pool. After an error from `step`, only `close` may follow; `finished` has the requests
+    that this step finished.
 
     Args:
         model: the decoder.
-        cache: a pool sized as the model is; what other sequences hold of it is not available here.
+        cache: a pool with the sizes of the model; blocks of other sequences are not available.
     """
 
     def __init__(self, model: Llama, cache: PagedKVCache) -> None:
@@ -137,14 +136,14 @@ class Batch:
 
     @property
     def idle(self) -> bool:
-        """Whether every request is through."""
+        """Whether every request is finished."""
         return not (self._waiting or self._running)
 
     def submit(self, request: Request) -> int:
-        """Take a request; its number, from 0. Nothing is computed before `step`.
+        """Add a request and return its number, from 0; `step` computes it.
 
         Raises:
-            PoolTooSmall: the pool could not hold the request to its end, were it alone.
+            PoolTooSmall: the pool cannot hold the request alone to its end.
             ValueError, TypeError: as `checked`.
         """
         prompt, most = checked(self.model.config, request)
@@ -158,9 +157,9 @@ class Batch:
         return number
 
     def step(self) -> list[Finished]:
-        """Decode a token of every running request, then admit who fits; those that this ends.
+        """Decode a token of every running request, then admit waiting ones; returns the finished requests.
 
-        Raises OutOfBlocks: other sequences hold so much of the pool that no request can begin.
+        Raises OutOfBlocks: other sequences hold so many blocks that no request can begin.
         """
         self.finished = []
         for active in list(self._running):
@@ -172,13 +171,13 @@ class Batch:
         return self.finished
 
     def close(self) -> None:
-        """Free what running requests hold, and forget all that are not through."""
+        """Free the blocks of running requests, and drop all unfinished requests."""
         for active in self._running:
             self._sequences.free(active.handle)
         self._running, self._waiting = [], []
 
     def _admit(self) -> bool:
-        """Let the oldest waiting request in, replayed up to where it was, if there are blocks to go on."""
+        """Admit and replay the oldest waiting request, if its blocks and its next chunk fit."""
         active, free = self._waiting[0], self.cache.num_free_blocks()
         active.handle = self._sequences.add()
         needed = self.cache.blocks_needed(active.handle, 0, sum(map(len, active.chunks)))
@@ -194,7 +193,7 @@ class Batch:
         return True
 
     def _advance(self, active: _Active) -> None:
-        """Compute a request's next chunk, and choose the token after it, which may be its last."""
+        """Compute a request's next chunk and choose the token after it, which may finish the request."""
         while active in self._running:
             try:
                 layers = self._sequences.layers(active.handle)

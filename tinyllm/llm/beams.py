@@ -1,8 +1,8 @@
-"""Beam search on either cache: beams are forks, and those that lose are freed.
+"""Beam search on either cache: beams are forks, and losing beams are freed.
 
-A beam is a sequence and the sum of the logarithms of its tokens' probabilities. Every pass, each beam offers
-its most likely continuations; the best of all offers go on. One place is kept for the greedy path, which a
-plain beam search can lose: so the best beam is never worse than greedy's.
+A beam is a sequence and the sum of the log probabilities of its tokens. In every pass each beam offers its
+most likely continuations, and the best of all offers are kept. One place is reserved for the greedy path,
+which a plain beam search can lose: the best beam is never worse than greedy decoding.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -23,7 +23,7 @@ from tinyllm.llm.sequences import Sequences
 
 @dataclass(frozen=True)
 class Beam:
-    """A continuation of the prompt: its ids, the logarithm of their probability, whether it is greedy's."""
+    """A continuation: its ids, their log probability, and whether it is the greedy path."""
 
     ids: tuple[int, ...]
     score: float
@@ -46,18 +46,18 @@ def beam_search(
     Args:
         model: the decoder.
         ids: the prompt.
-        beams: how many continuations to follow (K), at least 1; no more than the vocabulary has tokens.
+        beams: the number of beams K, 1 to the size of the vocabulary.
         cache: as for `generate`.
-        max_tokens: tokens a beam at most, at least 1; fewer where the model's context ends.
-        stop: ids that end a beam. It keeps its place, with its score, while others go on.
+        max_tokens: most tokens of a beam, at least 1; fewer at the end of the context.
+        stop: ids that end a beam; it keeps its place and its score.
         until: as for `generate`.
 
     Returns:
-        K beams, equal scores in the order they were found, and what it took.
+        K beams, the best first, and the figures; equal scores keep the order of discovery.
 
     Raises:
-        ValueError: a number out of bounds, or a prompt that `Llama.forward` refuses.
-        OutOfBlocks, CacheFull: the cache is too small; what it held is freed.
+        ValueError: a number is out of bounds, or `Llama.forward` refuses the prompt.
+        OutOfBlocks, CacheFull: the cache is too small; its sequences are freed.
     """
     ids = [int(i) for i in ids]
     beams, most = as_size("beams", beams, model.config.vocab), as_size("max_tokens", max_tokens)
@@ -82,7 +82,7 @@ def beam_search(
         while True:
             found, parents = _best(found, rows, beams, finish)
             handles = _follow(sequences, handles, parents)
-            figures.look(sequences)
+            figures.observe(sequences)
             if not handles:
                 return found, figures
             start = perf_counter()
@@ -98,7 +98,7 @@ def beam_search(
 def _best(
     found: list[Beam], rows: list[NDArray[np.float32]], beams: int, finish: Callable[[tuple[int, ...]], str]
 ) -> tuple[list[Beam], list[int]]:
-    """The beams that go on, the best first, and of each that is not finished which row it continues."""
+    """The beams to keep, the best first, and the row that each unfinished one continues."""
     offers = [(beam, -1) for beam in found if beam.finish]
     going = [beam for beam in found if not beam.finish]
     for i, (beam, row) in enumerate(zip(going, rows)):
@@ -107,7 +107,7 @@ def _best(
         for token in _top(scores, beams):
             said, score = (*beam.ids, token), beam.score + float(scores[token])
             offers.append((Beam(said, score, beam.greedy and token == leader, finish(said)), i))
-    offers.sort(key=lambda offer: -offer[0].score)  # stable: of equals the first offer
+    offers.sort(key=lambda offer: -offer[0].score)  # stable: equal offers keep their order
     kept = offers[:beams]
     if not any(beam.greedy for beam, _ in kept):
         kept[-1] = next(offer for offer in offers if offer[0].greedy)
@@ -115,14 +115,14 @@ def _best(
 
 
 def _top(scores: NDArray[np.float64], count: int) -> list[int]:
-    """The ids of the highest scores, the highest first; of equal ones the lowest id."""
+    """The ids of the highest scores, the highest first and the lowest id of equal ones first."""
     least = np.partition(scores, -count)[-count]
     ids = np.flatnonzero(scores >= least)
     return [int(i) for i in ids[np.argsort(-scores[ids], kind="stable")][:count]]
 
 
 def _follow(sequences: Sequences, handles: list[int], parents: list[int]) -> list[int]:
-    """Free the sequences that no beam continues, and fork those that several do."""
+    """Free sequences without a successor, and fork those with several."""
     used: set[int] = set()
     kept = []
     for i, handle in enumerate(handles):

@@ -1,12 +1,12 @@
-"""Generate from a prompt: one output or several that share it, token by token, on either cache.
+"""Generate one output or several from a prompt, token by token, on either cache.
 
-`generate` returns when it is through, `stream` hands out each token as it comes. The prompt is computed once;
-further outputs are forks of it, which in a pool share its blocks. Every output is decoded by itself, a token
-a pass, so what it says does not depend on how many others there are.
+`generate` returns the finished outputs, `stream` yields each token. The prompt is computed once; further
+outputs are forks, which share its blocks in a pool. Every output is decoded by itself, a token a pass, so its
+tokens do not depend on the number of outputs.
 
-With `lookup`, a greedy output drafts its next tokens from its own text: what followed the last few tokens
-when they came up before. One pass checks a whole draft, and `truncate` takes back what the model would not
-have said. The source is Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", with
+With `lookup`, a greedy output drafts its next tokens from its own text: the tokens that followed an earlier
+occurrence of the last few. One pass checks a whole draft, and `truncate` removes the tokens that the model
+rejects. The source is Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", with
 the text so far in the place of a drafting model.
 """
 
@@ -24,23 +24,23 @@ from tinyllm.llm.llama import Llama
 from tinyllm.llm.sampling import Logits, Sampling
 from tinyllm.llm.sequences import Paged, Sequences, new_pool
 
-BLOCK = 16  # positions in a block of a pool of its own
-DRAFT = 8  # tokens of a draft at most
-LONGEST, SHORTEST = 4, 2  # tokens that have to have come up before: as many as did
-TIE = 1e-4  # a lead of the best logit up to which a pass over several tokens may pick another
+BLOCK = 16  # positions in a block of a new pool
+DRAFT = 8  # most tokens of a draft
+LONGEST, SHORTEST = 4, 2  # length of the repeated tokens that start a draft; the longest match wins
+TIE = 1e-4  # lead of the best logit within which a pass over several tokens may pick another token
 
 P = ParamSpec("P")
 Until = Callable[[Sequence[int]], bool]
-"""Whether the ids of an output end it."""
+"""Says whether the ids of an output end it."""
 
 
 def never(_: Sequence[int]) -> bool:
-    """No ids end an output."""
+    """End no output."""
     return False
 
 
 class Step(NamedTuple):
-    """A token, and which output it belongs to."""
+    """A token, and the number of its output."""
 
     output: int
     id: int
@@ -48,7 +48,7 @@ class Step(NamedTuple):
 
 @dataclass
 class Output:
-    """What one output says so far, and why it ended: `stop`, with its last token, or `length`."""
+    """The ids of an output so far, and its end: `stop`, `length`, or empty."""
 
     ids: list[int] = field(default_factory=list)
     finish: str = ""
@@ -60,37 +60,37 @@ class Figures:
 
     prompt_tokens: int = 0
     prefill_seconds: float = 0.0
-    decode_tokens: int = 0  # all but the first of each output, which the prompt's pass gives
+    decode_tokens: int = 0  # without the first of each output, which prefill gives
     decode_seconds: float = 0.0
     held_bytes: int = 0  # at the peak
-    contiguous_bytes: int = 0  # what contiguous caches of the longest lengths hold for the same outputs
+    contiguous_bytes: int = 0  # of contiguous caches of the longest length for the same outputs
     shared_blocks: int = 0  # held by more than one output, at the peak
     drafted: int = 0  # tokens
     accepted: int = 0
     ties: int = 0  # tokens that led by at most 1e-4
-    single_seconds: float = 0.0  # of a pass over one token, the middle of those with `lookup`
+    single_seconds: float = 0.0  # median pass over one token, with `lookup`
 
-    def look(self, sequences: Sequences) -> None:
-        """Note what is held now, if it is the most so far."""
+    def observe(self, sequences: Sequences) -> None:
+        """Update the peaks of bytes and shared blocks."""
         self.held_bytes = max(self.held_bytes, sequences.held())
         self.shared_blocks = max(self.shared_blocks, sequences.shared())
 
     @property
     def speed_up(self) -> float:
-        """How much faster than a pass a token drafts made it; 1 if there was nothing to compare."""
+        """The speed relative to a pass a token; 1 if no such pass was measured."""
         plain = self.single_seconds * self.decode_tokens
         return plain / self.decode_seconds if plain and self.decode_seconds else 1.0
 
 
 class Result(NamedTuple):
-    """What `generate` returns."""
+    """The result of `generate`."""
 
     outputs: list[Output]
     figures: Figures
 
 
 class Generation(Iterator[Step]):
-    """The tokens as they come; `outputs` and `figures` grow along. Its end, or `close`, frees the cache."""
+    """An iterator of tokens that fills `outputs` and `figures`; its end, or `close`, frees the cache."""
 
     def __init__(self, n: int, steps: "Callable[[Generation], Iterator[Step]]") -> None:
         self.outputs = [Output() for _ in range(n)]
@@ -102,7 +102,7 @@ class Generation(Iterator[Step]):
         return next(self._steps)
 
     def close(self) -> None:
-        """End it here: what the sequences hold goes back."""
+        """Stop early, and free the sequences."""
         getattr(self._steps, "close", lambda: None)()
 
 
@@ -111,13 +111,13 @@ class _Job:
     model: Llama
     ids: list[int]
     sequences: Sequences
-    most: int  # tokens an output
+    most: int  # most tokens of an output
     sampling: Sampling
     stop: frozenset[int]
     until: Until
 
     def begin(self, made: Generation) -> tuple[int, Logits]:
-        """The prompt in a sequence, and the logits after it."""
+        """Compute the prompt; returns its sequence and the logits after it."""
         handle = self.sequences.add()
         try:
             start = perf_counter()
@@ -133,7 +133,7 @@ class _Job:
         return handle, logits
 
     def take(self, output: Output, token: int) -> bool:
-        """Add a token; whether the output goes on."""
+        """Add a token; returns whether the output continues."""
         output.ids.append(token)
         if token in self.stop or self.until(output.ids):
             output.finish = "stop"
@@ -159,22 +159,22 @@ def stream(
     Args:
         model: the decoder.
         ids: the prompt, at least one id; at most `max_context` of them.
-        cache: a pool, which may hold other sequences too, or `Contiguous` caches; a pool of its own if None.
-        max_tokens: tokens an output at most, at least 1; fewer where the model's context ends.
-        sampling: how to choose tokens; the most likely one if None.
-        n: outputs, at least 1. The prompt is computed once for all of them.
-        stop: ids that end an output; the one that does is its last.
-        until: asked after each token, with the ids of its output so far, whether they end it; see `stops`.
-        lookup: draft tokens from the text so far. Greedy alone, and one output. The ids are those of a pass
-            a token, unless one leads by no more than 1e-4: sums are rounded differently.
+        cache: a pool, which may hold other sequences, or `Contiguous` caches; None makes a new pool.
+        max_tokens: most tokens of an output, at least 1; fewer at the end of the context.
+        sampling: how to choose tokens; None takes the most likely one.
+        n: the number of outputs, at least 1.
+        stop: ids that end an output, each as its last id.
+        until: called after each token with the ids of its output; True ends it. See `stops`.
+        lookup: draft tokens from the text so far, for one greedy output. The ids equal those of a pass a
+            token, except where the best logit leads by at most 1e-4: sums are rounded differently.
 
     Returns:
-        An iterator of `Step`, whose `outputs` and `figures` are to be read at any time.
+        An iterator of `Step`; its `outputs` and `figures` can be read at any time.
 
     Raises:
-        ValueError: a number out of bounds; from the first step, a prompt that `Llama.forward` refuses, or
-            logits that are NaN.
-        OutOfBlocks, CacheFull: from a step, where the cache is too small; what it held is freed.
+        ValueError: a number is out of bounds; from a step, `Llama.forward` refuses the prompt, or logits
+            are NaN.
+        OutOfBlocks, CacheFull: from a step, the cache is too small; its sequences are freed.
     """
     ids = [int(i) for i in ids]
     most, n = as_size("max_tokens", max_tokens), as_size("n", n)
@@ -204,23 +204,23 @@ generate = _run_to_end(stream)
 
 
 def as_sequences(cache: PagedKVCache | Sequences | None, model: Llama, longest: int, n: int) -> Sequences:
-    """Where to keep n sequences of up to `longest` positions: what is given, or a new pool with room."""
+    """The given cache as `Sequences`, or a new pool for n sequences of up to `longest` positions."""
     if cache is None:
         cache = new_pool(model.config, blocks_for_lengths([longest] * n, BLOCK), BLOCK)
     return Paged(cache) if isinstance(cache, PagedKVCache) else cache
 
 
 def _plain(job: _Job, made: Generation) -> Iterator[Step]:
-    """A pass a token; outputs take turns."""
+    """Decode a token a pass; outputs take turns."""
     first, logits = job.begin(made)
-    live = {0: first}  # handles of outputs that go on
+    live = {0: first}  # handles of unfinished outputs
     streams = [job.sampling.stream(i) for i in range(len(made.outputs))]
     try:
         live |= {i: job.sequences.fork(first) for i in range(1, len(made.outputs))}
         for i in list(live):
             yield from _step(job, made, live, i, job.sampling.pick(logits, streams[i]))
         while live:
-            made.figures.look(job.sequences)
+            made.figures.observe(job.sequences)
             for i, handle in list(live.items()):
                 start = perf_counter()
                 token = made.outputs[i].ids[-1]
@@ -236,13 +236,13 @@ def _plain(job: _Job, made: Generation) -> Iterator[Step]:
 
 def _step(job: _Job, made: Generation, live: dict[int, int], i: int, token: int) -> Iterator[Step]:
     if not job.take(made.outputs[i], token):
-        made.figures.look(job.sequences)
+        made.figures.observe(job.sequences)
         job.sequences.free(live.pop(i))
     yield Step(i, token)
 
 
 def _drafted(job: _Job, made: Generation) -> Iterator[Step]:
-    """A pass a draft; what the model would not have said is cut off again."""
+    """Decode a draft a pass; rejected tokens are truncated."""
     handle, logits = job.begin(made)
     [output], figures, cache = made.outputs, made.figures, job.sequences.layers(handle)
     single: list[float] = []  # seconds of passes without a draft
@@ -253,12 +253,12 @@ def _drafted(job: _Job, made: Generation) -> Iterator[Step]:
         while going:
             start = perf_counter()
             text = job.ids + output.ids
-            room = job.most - len(output.ids) - 1  # the pass itself gives one more token
-            guess = draft(text, min(DRAFT, room)) if single else []  # one pass without, to compare with
+            room = job.most - len(output.ids) - 1  # the pass gives one more token
+            guess = draft(text, min(DRAFT, room)) if single else []  # the first pass has none, for comparison
             rows = job.model.forward([text[-1], *guess], cache)
             chosen = [job.sampling.pick(row, none) for row in rows]
             right = next((i for i, (a, b) in enumerate(zip(guess, chosen)) if a != b), len(guess))
-            figures.look(job.sequences)
+            figures.observe(job.sequences)
             job.sequences.truncate(handle, len(text) + right)
             took = perf_counter() - start
             figures.decode_seconds += took
@@ -280,13 +280,13 @@ def _drafted(job: _Job, made: Generation) -> Iterator[Step]:
 
 
 def draft(ids: Sequence[int], most: int) -> list[int]:
-    """What followed the last few tokens where they last came up before: up to `most` ids, or none."""
+    """The up to `most` ids that followed the last earlier occurrence of the last few tokens."""
     row = np.asarray(ids)
     for n in range(min(LONGEST, len(row) - 1), SHORTEST - 1, -1):
         windows = np.lib.stride_tricks.sliding_window_view(row[:-1], n)
         found = np.flatnonzero((windows == row[-n:]).all(axis=1))
         if len(found):
             after = int(found[-1]) + n
-            period = len(row) - after  # what runs into the end of the text goes on in the draft itself
+            period = len(row) - after  # past the end of the text the draft repeats itself
             return [int(row[after + i % period]) for i in range(most)]
     return []

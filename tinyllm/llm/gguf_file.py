@@ -1,12 +1,12 @@
-"""Read GGUF, the file format of llama.cpp: what a model says of itself, and where its tensors lie.
+"""Read GGUF, the file format of llama.cpp: the metadata of a model, and the places of its tensors.
 
-The `gguf` package reads these files too, but makes arrays of every token's text: that takes seconds, this a
-twentieth of one. What a quantised number means is left to that package; see `weights`.
+The `gguf` package reads these files too, but makes an array of every token's text, which takes seconds; this
+reader takes a twentieth of a second. `weights` uses that package to dequantize.
 
-A file is checked as a whole when it is opened: what is truncated, overlaps, or is not as the format has it is
-refused, and nothing is allocated that the file is not long enough for. Lists in the metadata are checked, but
-read when they are asked for: nobody asks for most. The source is the format's own text, ggml's
-`docs/gguf.md`; like llama.cpp, this wants tensors to lie in the order of their list, without gaps.
+The whole structure is checked when a file is opened. Truncated, overlapping and invalid files are refused,
+and nothing is allocated that exceeds the length of the file. Lists in the metadata are checked at once and
+read on demand, since most are not needed. The source is the format's own text, ggml's `docs/gguf.md`; as in
+llama.cpp, tensors must lie in the order of their list, without gaps.
 """
 
 import math
@@ -25,23 +25,23 @@ from numpy.typing import NDArray
 T = TypeVar("T")
 
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-"""Types of a value that have one size, and how `struct` calls them; there are two more."""
+"""The `struct` codes of the types with a fixed size; strings and arrays have none."""
 STRING, ARRAY = 8, 9
 
 MOST = 65_536
-"""Metadata values of a file, and tensors: each becomes an object, which takes many times its bytes."""
+"""The most metadata values and the most tensors: each becomes an object of many times its bytes."""
 
 TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
-"""The tensor types that are read: those of which a test knows what their bytes mean."""
+"""The tensor types that are read; a test compares the meaning of each."""
 
 
 class ModelError(ValueError):
-    """A model that is missing, damaged, or none that this decoder can run; the message says which."""
+    """A model is missing, damaged, or not supported by this decoder."""
 
 
 @dataclass(frozen=True)
 class Values:
-    """Where a list in the metadata lies in the file, and as what; `GGUF.strings` or `numbers` reads it."""
+    """The place and type of a list in the metadata; `GGUF.strings` or `numbers` reads it."""
 
     type: int  # STRING, or one of SCALARS
     count: int
@@ -53,7 +53,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Tensor:
-    """Where one tensor lies in the file, and as what."""
+    """The place, type and shape of a tensor in the file."""
 
     name: str
     type: str  # one of TYPES
@@ -63,24 +63,24 @@ class Tensor:
 
     @property
     def size(self) -> int:
-        """How many numbers it has."""
+        """The number of its elements."""
         return math.prod(self.shape)
 
 
 class GGUF:
-    """A GGUF file: its metadata and its list of tensors. It is not kept open.
+    """The metadata and the list of tensors of a GGUF file, which is not kept open.
 
     Args:
         path: the file.
 
     Attributes:
-        path: likewise.
-        metadata: values by key: numbers, bools, strings, and where lists of one of these lie.
+        path: the file.
+        metadata: values by key: numbers, bools, strings, and `Values` for lists.
         tensors: by name, in the order of the file.
 
     Raises:
-        ModelError: it cannot be read, is no GGUF file, is damaged, has more than `MOST` metadata values or
-            tensors, or a tensor of a type not in `TYPES`.
+        ModelError: the file cannot be read, is no GGUF file or damaged, has more than `MOST` metadata values
+            or tensors, or has a tensor of a type not in `TYPES`.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -89,10 +89,10 @@ class GGUF:
             self._read(reader)
 
     def get(self, key: str, kind: type[T]) -> T:
-        """A value that has to be there, and of this type.
+        """The value of a key.
 
         Raises:
-            ModelError: it is not.
+            ModelError: there is no such key, or its value has another type.
         """
         if key not in self.metadata:
             raise ModelError(f"{self.path.name} does not say {key}")
@@ -103,10 +103,10 @@ class GGUF:
         return value
 
     def strings(self, key: str) -> list[str]:
-        """A list of strings that has to be there, and to have some.
+        """The strings of a list that is not empty.
 
         Raises:
-            ModelError: it is not, or the file has been changed since it was opened.
+            ModelError: there is no such list, or the file has changed since it was opened.
         """
         values = self._values(key, "strings", {STRING})
         with self._opened(values.start) as reader:
@@ -137,7 +137,7 @@ class GGUF:
         """The bytes of a tensor, a row for each of its rows.
 
         Raises:
-            ModelError: the file cannot be read, or has become shorter since it was opened.
+            ModelError: the file cannot be read, or is shorter than when it was opened.
         """
         try:
             data = np.fromfile(self.path, np.uint8, tensor.nbytes, offset=tensor.start)
@@ -152,7 +152,7 @@ class GGUF:
             raise reader.error("does not begin as a GGUF file does")
         if (version := reader.number("I")) not in {2, 3}:
             raise reader.error(f"is of GGUF version {version}; versions 2 and 3, little-endian, are read")
-        # Of the least an entry takes, not more than the file has room for.
+        # The least bytes of an entry bound the counts by the length of the file.
         tensors, values = reader.few(32, "tensors"), reader.few(13, "metadata values")
         self.metadata = self._collect(reader, values, "key", _value)
         alignment = self.metadata.get("general.alignment", 32)
@@ -183,7 +183,7 @@ class GGUF:
 
 
 class _Reader:
-    """Little-endian values, one after the other; never more than the file holds."""
+    """Reads little-endian values in order, never past the end of the file."""
 
     def __init__(self, file: BinaryIO, name: str, at: int = 0) -> None:
         self.size = os.fstat(file.fileno()).st_size
@@ -207,7 +207,7 @@ class _Reader:
 
     def _advance(self, count: int) -> None:
         self.at += count
-        # Compared first: a length that makes no sense must not be allocated.
+        # Compared first: a nonsensical length must not be allocated.
         if self.at > self.size:
             raise self.error(
                 f"is truncated or damaged: of {self.size:,} bytes, byte {self.at - 1:,} is needed"
@@ -229,7 +229,9 @@ class _Reader:
         return count
 
     def string(self, what: str) -> str:
-        data = self.take(int.from_bytes(self.take(8), "little"))  # `number` takes longer, and there are many
+        data = self.take(
+            int.from_bytes(self.take(8), "little")
+        )  # faster than `number`; there are many strings
         try:
             return data.decode()
         except UnicodeDecodeError as error:
@@ -237,7 +239,7 @@ class _Reader:
 
 
 def _value(reader: _Reader, key: str) -> Any:
-    """A metadata value, its type first."""
+    """Read a metadata value after its type."""
     type_ = reader.number("I")
     if type_ == STRING:
         return reader.string(key)
@@ -261,7 +263,7 @@ def _value(reader: _Reader, key: str) -> Any:
 
 
 def _entry(reader: _Reader, name: str) -> tuple[int, tuple[int, ...], int]:
-    """Of the list of tensors: the type, the shape, and the offset in the data."""
+    """Read an entry of the list of tensors: the type, the shape, and the offset in the data."""
     if not 1 <= (ndim := reader.number("I")) <= 4:
         raise reader.error(f"has {name} of {ndim} dimensions; it must be 1 to 4")
     shape = tuple(reader.number("Q") for _ in range(ndim))[::-1]
@@ -284,12 +286,12 @@ def _tensor(reader: _Reader, name: str, type_: int, shape: tuple[int, ...], star
 
 @cache
 def _types() -> dict[int, tuple[str, int, int]]:
-    """All types that there are: their names, and so many numbers in so many bytes."""
+    """All types: the name, the elements of a block, and its bytes."""
     from gguf import GGML_QUANT_SIZES  # noqa: PLC0415 - the extra may be missing
 
     return {kind.value: (kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}
 
 
 def _up(offset: int, alignment: int) -> int:
-    """The next multiple."""
+    """The next multiple of the alignment."""
     return -(-offset // alignment) * alignment

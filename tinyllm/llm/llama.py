@@ -1,8 +1,8 @@
 """A Llama decoder in NumPy: RMSNorm, rotary embedding, grouped-query causal attention, SwiGLU.
 
-It is the proof that a cache does its job. Every key and value that attention sees has been through the cache,
-so two caches that hold the same numbers give the same logits, bit for bit. The seeded toy of `toy` and a real
-model differ in configuration and weights only.
+It shows that a cache works: attention reads every key and value from the cache, so two caches with the same
+numbers give the same logits, bit for bit. The seeded `toy` and a real model differ in configuration and
+weights only.
 
 Shapes: T new positions, n cached ones, H query heads and G key/value heads of D dimensions each. Matrices are
 `[out, in]`, as weight files hold them. The source is Touvron et al., "LLaMA: Open and
@@ -23,7 +23,7 @@ Array = NDArray[np.float32]
 
 
 class LayerCache(Protocol):
-    """What the decoder asks of the cache of one sequence; `KVCache` is one as it stands."""
+    """The interface of the decoder to the cache of one sequence; `KVCache` has it."""
 
     def append(self, layer: int, k: Any, v: Any) -> None:
         """Add K and V `[G, T, D]` to one layer."""
@@ -32,11 +32,11 @@ class LayerCache(Protocol):
         """K and V of one layer, `[G, n, D]`, in position order; valid until the next call, at least."""
 
     def seq_len(self, layer: int = 0) -> int:
-        """How many positions one layer holds."""
+        """The number of positions in one layer."""
 
 
 class BlockCache(Protocol):
-    """What `PagedSequence` asks of a cache of many sequences; `PagedKVCache` is one."""
+    """The interface of `PagedSequence` to a cache of many sequences; `PagedKVCache` has it."""
 
     def append(self, seq_id: int, layer: int, k: Any, v: Any) -> None:
         """Add K and V `[G, T, D]` to one layer of one sequence."""
@@ -45,7 +45,7 @@ class BlockCache(Protocol):
         """K and V of one layer of one sequence, `[G, n, D]`, in position order."""
 
     def seq_len(self, seq_id: int, layer: int = 0) -> int:
-        """How many positions one layer of one sequence holds."""
+        """The number of positions in one layer of one sequence."""
 
 
 @dataclass(frozen=True)
@@ -56,34 +56,34 @@ class PagedSequence:
     seq_id: int
 
     def append(self, layer: int, k: Any, v: Any) -> None:
-        """`append` of the paged cache, with its errors; likewise below."""
+        """Call `append` of the paged cache; errors pass through, also below."""
         self.cache.append(self.seq_id, layer, k, v)
 
     def gather(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """`gather` of the paged cache."""
+        """Call `gather` of the paged cache."""
         return self.cache.gather(self.seq_id, layer)
 
     def gather_runs(self, layer: int) -> Sequence[Run]:
-        """`gather_runs` of the paged cache; one run, gathered, of a cache that has none."""
+        """Call `gather_runs` of the paged cache, or gather one run if it has no such method."""
         return runs_of(self.cache, self.seq_id, layer)
 
     def seq_len(self, layer: int = 0) -> int:
-        """`seq_len` of the paged cache."""
+        """Call `seq_len` of the paged cache."""
         return self.cache.seq_len(self.seq_id, layer)
 
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """The sizes of a model. Raises ValueError or TypeError for sizes that no model can have."""
+    """The sizes of a model. Raises ValueError or TypeError for impossible sizes."""
 
     vocab: int
     d_model: int
     n_layers: int
     n_heads: int  # query heads
-    n_kv_heads: int  # each serves `n_heads // n_kv_heads` query heads that follow one another
+    n_kv_heads: int  # each serves `n_heads // n_kv_heads` consecutive query heads
     d_head: int
     d_ff: int  # width of the feed-forward layer
-    max_context: int  # positions that the model was trained for
+    max_context: int  # positions that the model was trained on
     rope_theta: float = 10_000.0
     rms_eps: float = 1e-5
 
@@ -103,7 +103,7 @@ class LayerWeights:
     """The weights of one layer, float32; for their shapes see `layer_shapes`."""
 
     attn_norm: Array
-    q: Array  # rows in the order that rotates neighbouring dimensions; see `_rotate`
+    q: Array  # rows ordered so that neighbouring dimensions rotate; see `_rotate`
     k: Array  # likewise
     v: Array
     o: Array
@@ -132,7 +132,7 @@ def layer_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
 
 
 class Llama:
-    """A decoder: token ids and a cache in, logits out. It keeps no state; the cache does.
+    """A decoder from token ids and a cache to logits; only the cache has state.
 
     Args:
         config: the sizes.
@@ -140,7 +140,7 @@ class Llama:
         attention: how to attend, `gathered` or `in_place` of `tinyllm.infer.attention`.
 
     Raises:
-        ValueError: weights whose number or shapes are not those of `config`. TypeError: not float32.
+        ValueError: the weights do not fit `config`. TypeError: a weight is not float32.
     """
 
     def __init__(self, config: LlamaConfig, weights: Weights, attention: Attention = gathered) -> None:
@@ -162,32 +162,32 @@ class Llama:
                 raise TypeError(f"{name} must be float32, not {array.dtype}")
 
     def forward(self, ids: ArrayLike, cache: LayerCache, *, last_only: bool = False) -> Array:
-        """Decode T tokens that follow what the cache holds: a prompt, a part of one, or a single token.
+        """Decode T tokens after the cached ones: a prompt, a part of one, or a single token.
 
-        A prompt fed in parts gives the logits it gives whole, but for the rounding of sums. A cache out of
-        space refuses in layer 0, before anything has changed; any other error from within a layer leaves the
-        layers unevenly long, and the sequence of no more use here.
+        A prompt in parts gives the same logits as a whole one, up to the rounding of sums. A full cache
+        refuses in layer 0, and nothing has changed. Any other error within a layer leaves layers of unequal
+        length, and the sequence cannot be continued.
 
         Args:
             ids: T token ids in `[0, vocab)`, T >= 1.
             cache: the cache of one sequence; each of its layers grows by T positions.
-            last_only: compute the last position's logits alone; a prompt needs no others.
+            last_only: compute only the logits of the last position, as for a prompt.
 
         Returns:
             Logits, float32 `[T, vocab]`, or `[1, vocab]` with `last_only`.
 
         Raises:
-            ValueError: no ids, not one row of them, an id outside the vocabulary, more positions than
-                `max_context`, or a cache whose layers differ in length; the cache has not been touched.
-            TypeError: ids that are not integers; likewise.
-            Exception: what the cache raises, such as OutOfBlocks or CacheFull.
+            ValueError: ids are empty or not one row, an id is outside the vocabulary, positions exceed
+                `max_context`, or layers of the cache differ in length; the cache is unchanged.
+            TypeError: ids are not integers; the cache is unchanged.
+            Exception: any error of the cache, such as OutOfBlocks or CacheFull.
         """
         tokens = self._tokens(ids)
         start = self._start(cache, len(tokens))
         config, weights = self.config, self.weights
         turns = _turns(config, np.arange(start, start + len(tokens)))
 
-        x = weights.embedding[tokens]  # a copy, which the layers add to
+        x = weights.embedding[tokens]  # a copy; the layers add to it
         for i, layer in enumerate(weights.layers):
             h = _rms_norm(x, layer.attn_norm, config.rms_eps)
             q, k, v = (self._heads(h @ w.T) for w in (layer.q, layer.k, layer.v))
@@ -230,7 +230,7 @@ TOY = LlamaConfig(
 
 
 def toy(seed: int = 0, config: LlamaConfig = TOY) -> Llama:
-    """A model of seeded random weights, two layers unless told otherwise: no language, all the machinery."""
+    """A model with seeded random weights; two layers by default."""
     rng = np.random.default_rng(seed)
 
     def draw(shape: tuple[int, ...]) -> Array:
@@ -265,8 +265,8 @@ def _turns(config: LlamaConfig, positions: NDArray[np.intp]) -> NDArray[np.compl
 
 
 def _rotate(x: Array, turns: NDArray[np.complex64]) -> Array:
-    """Rotate the pairs (2i, 2i + 1) of `[heads, T, D]`: read as a complex number, a pair is multiplied.
+    """Rotate the pairs (2i, 2i + 1) of `[heads, T, D]`, as a product of complex numbers.
 
-    Rows of q and k that pair dimension i with i + D / 2 instead must be reordered when they are loaded.
+    Rows of q and k that pair dimension i with i + D / 2 must be reordered when they are loaded.
     """
     return (x.view(np.complex64) * turns).view(np.float32)

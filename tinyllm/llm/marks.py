@@ -1,8 +1,9 @@
-"""Whose a letter is in what a chat template makes: a message's, or the template's own.
+"""Tell the text of messages from the template's own text in a rendered conversation.
 
-A message may hold the name of a control token, and must not speak with it. So a conversation is rendered once
-as it is, and once with marks in its messages, letters that nobody else uses: around each message, and after
-every letter in it with which a name begins. If marks are all that differs, they tell where the messages are.
+A message may contain the name of a control token, which must stay text. So a conversation is rendered twice:
+unchanged, and with marks in its messages. Marks are letters that occur nowhere else. They stand around each
+message, and after each of its letters that begins a name. If both texts differ by marks only, the marks show
+where the messages are.
 """
 
 import re
@@ -14,19 +15,19 @@ Messages = Sequence[Mapping[str, str]]
 
 
 class Marked(NamedTuple):
-    """A text whose messages are known."""
+    """A rendered text in which the messages are known."""
 
     text: str  # without marks
-    marked: str  # with those inside of messages
-    named: str  # the same, but of messages marks alone: what has a name here is the template's
+    marked: str  # with the marks inside of messages
+    named: str  # the same, with messages replaced by marks: names here are the template's
 
 
 class Marks:
-    """Three letters that are in none of some texts.
+    """Three letters that occur in none of the given texts.
 
     Args:
-        names: of control tokens.
-        texts: a template, and what goes into it.
+        names: the names of control tokens.
+        texts: the template and its inputs.
     """
 
     def __init__(self, names: Collection[str], texts: Iterable[str]) -> None:
@@ -37,7 +38,7 @@ class Marks:
         self._names = re.compile("|".join(map(re.escape, filter(None, names))) or "(?!)")
 
     def ways(self, messages: Messages) -> Iterator[Messages]:
-        """The messages with marks: at their ends, and within the blanks there, which many templates strip."""
+        """The messages with marks at their ends, then with marks inside their outer blanks, for stripping."""
         self._said = [text for m in messages for key, text in m.items() if key != "role"]
         for strip in (False, True):
             yield [
@@ -54,7 +55,7 @@ class Marks:
         return f"{before}{self._begin}{inside}{self._end}{after}"
 
     def read(self, text: str) -> Marked | None:
-        """What a template made of marked messages; None if it took them apart, or made names of them."""
+        """Read a text of marked messages; None if the template split them or made names of them."""
         parts = re.split(f"([{self._begin}{self._end}])", text)
         if parts[1::2] != [self._begin, self._end] * (len(parts) // 4):
             return None

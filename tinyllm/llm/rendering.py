@@ -1,4 +1,4 @@
-"""The process in which chat templates run; `template` starts it. It imports nothing of this package."""
+"""The process that runs chat templates; `template` starts it. It imports nothing of this package."""
 
 import json
 import signal
@@ -10,11 +10,11 @@ Message = dict[str, str]
 
 
 class TooLong(Exception):  # noqa: N818 - no fault of ours
-    """A template makes more than so many letters."""
+    """A template writes more letters than allowed."""
 
 
 def serve() -> None:
-    """A line of JSON for a line of JSON, until there are no more."""
+    """Answer each line of JSON with a line of JSON, until stdin closes."""
     for line in sys.stdin.buffer:
         request = json.loads(line)
         megabytes, letters = request.pop("megabytes"), request.pop("letters")
@@ -27,14 +27,14 @@ def serve() -> None:
             answer = f"takes more than {megabytes} MB of memory"
         except TooLong as error:
             answer = f"makes more than {error.args[0]:,} letters"
-        print(json.dumps(answer), flush=True)  # noqa: T201 - to the process that asks
+        print(json.dumps(answer), flush=True)  # noqa: T201 - to the parent process
         alarm(0)
 
 
 def bound(size: int) -> None:
-    """Let this process have so many bytes of address space at most, where the system knows such a bound."""
+    """Limit the address space of this process in bytes, if the system can."""
     try:
-        import resource  # noqa: PLC0415 - of POSIX systems
+        import resource  # noqa: PLC0415 - POSIX only
 
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         resource.setrlimit(resource.RLIMIT_AS, (size if hard < 0 else min(size, hard), hard))
@@ -43,14 +43,14 @@ def bound(size: int) -> None:
 
 
 def alarm(seconds: float) -> None:
-    """End this process after so many seconds, where the system can; 0 takes that back."""
+    """End this process after some seconds, if the system can; 0 cancels."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 @lru_cache(1)
 def compiled(source: str) -> Any:
-    """A template, with the settings and the function that templates are written for."""
+    """The compiled template, with the settings and the function that templates expect."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415 - the extra may be missing
 
     def refuse(message: str) -> None:
@@ -64,7 +64,7 @@ def compiled(source: str) -> Any:
 def rendered(
     messages: list[Message], letters: int, source: str, names: Message, *, ask: bool
 ) -> tuple[str, str | None]:
-    """The text of a conversation, and why the template fails or None; MemoryError and TooLong pass."""
+    """The text of a conversation and the error of the template, or None. Raises MemoryError, TooLong."""
     most = letters + 4 * sum(len(text) for message in messages for text in message.values())
     text = ""
     try:
@@ -74,7 +74,7 @@ def rendered(
                 break
     except MemoryError:
         raise
-    except Exception as error:  # a program of somebody else's: it can raise anything
+    except Exception as error:  # foreign code can raise anything
         return "", str(error) or type(error).__name__
     if len(text) > most:
         raise TooLong(most)

@@ -1,4 +1,4 @@
-"""Which token comes next: the most likely one, or one drawn from the likely ones."""
+"""Choose the next token: the most likely one, or a random draw."""
 
 import math
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ class Sampling:
     """How to choose among the next tokens.
 
     Args:
-        temperature: what logits are divided by; 0 takes the most likely token, the first of equals.
-        top_p: draw from the most likely tokens that have this share of the probability together, in (0, 1].
-        seed: of the random numbers, at least 0. Output i of a prompt draws from a stream of its own.
+        temperature: divisor of the logits; 0 takes the most likely token, the first of equal ones.
+        top_p: draw from the most likely tokens that together hold this share of the probability, in (0, 1].
+        seed: seed of the random numbers, at least 0. Each output of a prompt has its own stream.
 
     Raises:
-        ValueError: a value out of bounds. TypeError: a seed that is no integer.
+        ValueError: a value is out of bounds. TypeError: the seed is no integer.
     """
 
     temperature: float = 0.0
@@ -37,20 +37,20 @@ class Sampling:
             raise ValueError(f"seed is {self.seed}; it must be at least 0")
 
     def stream(self, output: int = 0) -> np.random.Generator:
-        """The random numbers of one output."""
+        """The random generator of one output."""
         return np.random.default_rng([self.seed, output])
 
     def pick(self, logits: Logits, random: np.random.Generator) -> int:
         """The next token, given the logits `[vocab]` after the last one.
 
-        Raises ValueError: NaN among the logits.
+        Raises ValueError: a logit is NaN.
         """
         best = int(logits.argmax())
-        if math.isnan(logits[best]):  # argmax takes NaN for the highest
+        if math.isnan(logits[best]):  # argmax returns a NaN, if there is one
             raise ValueError("the logits hold NaN: weights or cached values are not finite")
         if self.temperature == 0:
             return best
-        with np.errstate(over="ignore"):  # of what is far below the best at a low temperature
+        with np.errstate(over="ignore"):  # from logits far below the best at a low temperature
             weights = np.exp((logits.astype(np.float64) - logits[best]) / self.temperature)
         order = np.argsort(-weights, kind="stable")
         sums = weights[order].cumsum()
@@ -60,7 +60,7 @@ class Sampling:
 
 
 def log_probabilities(logits: Logits) -> NDArray[np.float64]:
-    """Logarithms of the probabilities of all tokens, `[..., vocab]` as `logits` is, in float64."""
+    """The log probabilities of all tokens, float64 in the shape `[..., vocab]` of `logits`."""
     wide = logits.astype(np.float64)
     wide -= wide.max(axis=-1, keepdims=True)
     wide -= np.log(np.exp(wide).sum(axis=-1, keepdims=True))

@@ -1,8 +1,7 @@
-"""Where generation keeps its sequences: the blocks of one pool, or a contiguous cache for each.
+"""Sequences for generation: in the blocks of one pool, or in a contiguous cache each.
 
-Both can start a sequence, fork it, cut it and drop it, so that what generates does not know which it runs on.
-That is the comparison: in a pool a fork shares what it has in common, and costs nothing until it differs;
-of a contiguous cache it is a copy.
+Both implement one protocol, so generation is the same on either. They differ in cost: a fork in a pool shares
+blocks until a write, a fork of a contiguous cache is a copy.
 """
 
 from itertools import count
@@ -17,13 +16,13 @@ from tinyllm.llm.llama import LayerCache, LlamaConfig, PagedSequence
 
 
 class Sequences(Protocol):
-    """What generation asks of the place that its sequences are kept in. A handle is an int."""
+    """The interface of generation to its sequences. A handle is an int."""
 
     def add(self) -> int:
-        """Start an empty sequence; its handle."""
+        """Start an empty sequence; returns its handle."""
 
     def fork(self, handle: int) -> int:
-        """Start an equal of a sequence; its handle."""
+        """Start a copy of a sequence; returns its handle."""
 
     def truncate(self, handle: int, length: int) -> None:
         """Cut a sequence to at most `length` positions."""
@@ -32,20 +31,20 @@ class Sequences(Protocol):
         """Drop a sequence."""
 
     def layers(self, handle: int) -> LayerCache:
-        """A sequence as the decoder takes it."""
+        """The cache of a sequence, for the decoder."""
 
     def held(self) -> int:
-        """Bytes of K and V that the sequences hold now, filled or not."""
+        """Bytes of K and V that the sequences hold, filled or not."""
 
     def shared(self) -> int:
-        """Blocks that more than one of the sequences hold now."""
+        """The number of blocks that more than one sequence holds."""
 
 
 class Paged:
-    """Sequences in a pool, which may have others as well; their ids are the first ones not in use.
+    """Sequences in a pool that may hold others; their ids are the first unused ones.
 
     Args:
-        cache: the pool, sized as the model is.
+        cache: the pool, with the sizes of the model.
     """
 
     def __init__(self, cache: PagedKVCache) -> None:
@@ -68,11 +67,11 @@ class Paged:
         return child
 
     def truncate(self, handle: int, length: int) -> None:
-        """Blocks past the cut that no other sequence holds are free again."""
+        """Free the blocks past the cut that no other sequence holds."""
         self.cache.truncate(handle, length)
 
     def free(self, handle: int) -> None:
-        """Blocks that no other sequence holds are free again."""
+        """Free the blocks that no other sequence holds."""
         self.cache.free(handle)
         self._live.discard(handle)
 
@@ -81,13 +80,13 @@ class Paged:
         return PagedSequence(self.cache, handle)
 
     def held(self) -> int:
-        """Bytes of the blocks that these sequences hold, each counted once."""
+        """Bytes of the blocks in use, each counted once."""
         cache = self.cache
         sizes = (cache.block_size, cache.n_layers, cache.n_kv_heads, cache.d_head)
         return len(self._holders()) * bytes_per_block(*sizes)
 
     def shared(self) -> int:
-        """Blocks that stand in more than one of these sequences' tables."""
+        """The number of blocks in more than one table."""
         return int((self._holders() > 1).sum())
 
     def _holders(self) -> "np.ndarray[tuple[int], np.dtype[np.intp]]":
@@ -104,7 +103,7 @@ class Paged:
 
 
 class Contiguous:
-    """Sequences in a contiguous cache each, preallocated to `max_len` positions; a fork is a copy.
+    """Sequences in one contiguous cache each, preallocated for `max_len` positions; a fork is a copy.
 
     Args:
         config: the sizes of the model.
@@ -122,15 +121,15 @@ class Contiguous:
         return self._keep(KVCache(self.max_len, *self._sizes))
 
     def fork(self, handle: int) -> int:
-        """A fork copies what its parent holds."""
+        """A fork copies the cache of its parent."""
         return self._keep(self._live[handle].copy())
 
     def truncate(self, handle: int, length: int) -> None:
-        """A cut gives no memory back."""
+        """A cut frees no memory."""
         self._live[handle].truncate(length)
 
     def free(self, handle: int) -> None:
-        """The memory goes back whole."""
+        """Free the memory of the cache."""
         del self._live[handle]
 
     def layers(self, handle: int) -> LayerCache:
@@ -142,7 +141,7 @@ class Contiguous:
         return sum(cache.nbytes for cache in self._live.values())
 
     def shared(self) -> int:
-        """None: 0."""
+        """Always 0."""
         return 0
 
     def _keep(self, cache: KVCache) -> int:

@@ -1,4 +1,4 @@
-"""Texts that end an output: they may begin and end within a token, and are not shown."""
+"""Stop texts: they end an output, may begin and end within a token, and are not shown."""
 
 import codecs
 from collections.abc import Collection, Iterable, Sequence
@@ -7,14 +7,14 @@ from tinyllm.llm.tokenizer import Tokenizer
 
 
 class Stops:
-    """Some texts that end an output, each of at least one letter.
+    """The stop texts of an output, each of at least one letter.
 
     Args:
-        tokenizer: of the model.
-        texts: any number of them, also none.
+        tokenizer: the tokenizer of the model.
+        texts: the texts; there may be none.
 
     Attributes:
-        ids: the control tokens that they name: as ids these have no text.
+        ids: the control tokens that the texts name, since these ids decode to no text.
 
     Raises:
         ValueError: a text is empty.
@@ -29,7 +29,7 @@ class Stops:
         self._longest = max(map(len, self._texts), default=0)
 
     def __call__(self, ids: Sequence[int]) -> bool:
-        """Whether the last of these tokens completes a text, as `until` of `generate` asks."""
+        """Whether the last of these tokens completes a stop text; the `until` of `generate`."""
         if not self._texts:
             return False
         tail = self.tokenizer.token(ids[-1])
@@ -46,12 +46,12 @@ class Stops:
         return "".join(map(stream.feed, ids)) + stream.end()
 
     def stream(self) -> "StopStream":
-        """As `Tokenizer.stream`, up to the first stop text."""
+        """A decoder as of `Tokenizer.stream`, up to the first stop text."""
         return StopStream(self.tokenizer, self._texts)
 
 
 class StopStream:
-    """Tokens to text, one by one; what may be the beginning of a stop text waits until it is known."""
+    """Decode tokens one by one; a possible start of a stop text is held back."""
 
     def __init__(self, tokenizer: Tokenizer, texts: Sequence[bytes]) -> None:
         self._tokenizer = tokenizer
@@ -61,7 +61,7 @@ class StopStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def feed(self, id_: int) -> str:
-        """The text that is certain with this token, often none; errors as for `Tokenizer.token`."""
+        """The text that is certain after this token, often empty; errors as for `Tokenizer.token`."""
         data = self._held + self._tokenizer.token(id_)
         if self._over:
             return ""
@@ -76,10 +76,10 @@ class StopStream:
         return self._decoder.decode(data[:shown])
 
     def end(self) -> str:
-        """The rest: what waited, and U+FFFD if a character is incomplete."""
+        """The text held back, and U+FFFD for an incomplete character."""
         return self._decoder.decode(self._held, final=True)
 
 
 def _overlap(data: bytes, text: bytes) -> int:
-    """How many of the last bytes are the first of a text."""
+    """The length of the longest end of `data` that starts `text`."""
     return next((n for n in range(min(len(text) - 1, len(data)), 0, -1) if data.endswith(text[:n])), 0)

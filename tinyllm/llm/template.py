@@ -1,8 +1,8 @@
-"""The chat template of a model file, a program of somebody else's; needs the extra `model`.
+"""The chat template of a model file, a foreign program; needs the extra `model`.
 
-Jinja's sandbox keeps a template from the machine, but not from taking all memory, or from running for ever.
-So it runs in a process of its own (`rendering`), whose memory and time are bounded. The process starts with
-the first conversation, waits for the next one, and ends with its standard input, whoever asks is gone or not.
+Jinja's sandbox protects the machine, but limits neither memory nor time. So a template runs in a process of
+its own (`rendering`) with limits. The process starts with the first conversation, and ends when its standard
+input closes, also when its parent dies.
 """
 
 import json
@@ -18,11 +18,11 @@ from tinyllm.llm.gguf_file import ModelError
 from tinyllm.llm.marks import Messages
 
 SECONDS = 10.0
-"""Of the conversations that are given at once; the start of the process counts."""
+"""Time limit of one call of `render`, with the start of the process."""
 MEGABYTES = 512
-"""Of the process; where the system knows no such bound (Windows, macOS), `LETTERS` is the only one."""
+"""Memory limit of the process; Windows and macOS have none, and only `LETTERS` limits it there."""
 LETTERS = 1 << 20
-"""Of what a template makes, beside four times the letters of the messages."""
+"""Limit on the output of a template, besides four times the letters of the messages."""
 
 
 class Template:
@@ -31,7 +31,7 @@ class Template:
     Args:
         file: the name of the model file, for messages.
         source: the template.
-        names: what it may speak of beside the conversation, such as `eos_token`.
+        names: variables besides the conversation, such as `eos_token`.
     """
 
     def __init__(self, file: str, source: str, names: Mapping[str, str]) -> None:
@@ -41,21 +41,21 @@ class Template:
         self._process: subprocess.Popen[bytes] | None = None
 
     def render(self, conversations: Sequence[Messages], *, ask: bool = True) -> list[str | ModelError]:
-        """The text of each conversation, or why the template fails on it.
+        """The text of each conversation, or the error of the template.
 
         Args:
             conversations: messages with "role" and "content", oldest first.
-            ask: whether an answer is to follow.
+            ask: whether to end with the start of an answer.
 
         Raises:
-            ModelError: the template takes more time or memory, or makes more text, than it may.
+            ModelError: the template exceeds the limits of time, memory or output.
         """
         if self._process is None or self._process.poll() is not None:
             self._process = _start()
             weakref.finalize(self, _end, self._process)
         request = {"source": self.source, "names": self._names, "ask": ask}
         request |= {"conversations": [[dict(m) for m in messages] for messages in conversations]}
-        # The process ends itself soon after, should this one be killed meanwhile.
+        # The process ends itself soon after, even if this one is killed.
         request |= {"seconds": SECONDS + 1, "megabytes": MEGABYTES, "letters": LETTERS}
         line, in_time = _ask(self._process, json.dumps(request))
         if not line:
@@ -77,7 +77,7 @@ Process = subprocess.Popen[bytes]
 def _start() -> Process:
     from tinyllm.llm import rendering  # noqa: PLC0415 - for its name
 
-    # -P: what lies in the user's folder is not imported.
+    # -P: nothing in the user's folder is imported.
     command = [sys.executable, "-P", "-c", f"from {rendering.__name__} import serve; serve()"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
@@ -85,7 +85,7 @@ def _start() -> Process:
 
 
 def _ask(process: Process, request: str) -> tuple[bytes, bool]:
-    """The answer, empty if the process ended, and whether it was in time."""
+    """The answer, empty if the process ended, and whether it came in time."""
     late = Timer(SECONDS, process.kill)
     late.start()
     try:
@@ -95,7 +95,7 @@ def _ask(process: Process, request: str) -> tuple[bytes, bool]:
         return process.stdout.readline(), late.is_alive()
     except BrokenPipeError:
         return b"", late.is_alive()
-    except BaseException:  # Ctrl-C: the answer must not be taken for that to another request
+    except BaseException:  # Ctrl-C: the answer must not be read as one to the next request
         process.kill()
         _end(process)
         raise

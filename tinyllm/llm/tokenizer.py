@@ -1,10 +1,10 @@
 """Text to token ids and back, and the chat template, from a GGUF file; needs the extra `model`.
 
-The tokens are those of byte-level BPE: a text is cut into digits and words, each of them is spelled in an
-alphabet of 256 letters, one a byte, and neighbouring pieces are merged. The `tokenizers` package merges.
+It is byte-level BPE: a text is split into digits and words, each is spelled in an alphabet of 256 letters,
+one a byte, and neighbouring pieces are merged. The `tokenizers` package merges.
 
-It is not lossless. A byte whose letter is no token vanishes when it is encoded, without a word. SmolLM2
-has 21, some control characters, and bytes that begin rare characters or none; `Tokenizer.lost` lists them.
+It is not lossless. Encoding drops a byte whose letter is no token. SmolLM2 has 21 such bytes, control
+characters and bytes that begin rare characters or none; `Tokenizer.lost` lists them.
 """
 
 import codecs
@@ -20,17 +20,17 @@ from tinyllm.llm.marks import Marks
 from tinyllm.llm.template import Template
 
 PRE = ("smollm",)
-"""How texts are cut, by the names of `tokenizer.ggml.pre`."""
+"""The supported names of `tokenizer.ggml.pre`, the way to split texts."""
 
 CONTROL, USER_DEFINED = 3, 4
-"""Of `tokenizer.ggml.token_type`: tokens that are a name and no text; texts that are always one token."""
+"""Values of `tokenizer.ggml.token_type`: names without text, and texts that are always one token."""
 
 WHOLE = 8192
-"""Tokens of these two types at most; models have from a few to a few hundred."""
+"""The most tokens of these two types; models have up to a few hundred."""
 
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 ALPHABET = {byte: chr(byte) for byte in _PRINTABLE}
-"""The letter of each byte: itself where that is printable Latin-1; the others have those from U+0100 up."""
+"""The letter of each byte: itself if it is printable Latin-1, else one from U+0100 up."""
 ALPHABET |= {byte: chr(0x100 + i) for i, byte in enumerate(b for b in range(256) if b not in ALPHABET)}
 _LATIN = str.maketrans({letter: chr(byte) for byte, letter in ALPHABET.items()})
 
@@ -45,19 +45,19 @@ class Tokenizer:
 
     Attributes:
         bos: the id that begins a text, or None.
-        eos: the id that ends a text, by its name in the file.
+        eos: the id that ends a text, from the file.
         add_bos: whether the model wants `bos` before a text. `encode` does not add it.
-        lost: the bytes that encoding loses.
+        lost: the bytes that encoding drops.
 
     Raises:
-        ModelError: the tokenizer is of another kind, or damaged; or the file is.
+        ModelError: the tokenizer is not supported, or the file is damaged.
     """
 
     def __init__(self, file: GGUF) -> None:
         self._name = file.path.name
         for key, known in {"model": ("gpt2",), "pre": PRE}.items():
             if (kind := file.get(f"tokenizer.ggml.{key}", str)) not in known:
-                raise self._error(f"has tokenizer.ggml.{key} {kind!r}; what is known is {', '.join(known)}")
+                raise self._error(f"has tokenizer.ggml.{key} {kind!r}; expected one of {', '.join(known)}")
         tokens = file.strings("tokenizer.ggml.tokens")
         kinds = file.numbers("tokenizer.ggml.token_type")
         if len(kinds) != len(tokens):
@@ -70,7 +70,7 @@ class Tokenizer:
         self._control = set(np.flatnonzero(kinds == CONTROL).tolist())
         own = set(np.flatnonzero(kinds == USER_DEFINED).tolist())
         self._whole = self._control | own
-        if len(self._whole) > WHOLE:  # a search for so many names in a text takes long
+        if len(self._whole) > WHOLE:  # searching a text for so many names is slow
             raise self._error(
                 f"has {len(self._whole):,} control and user's tokens; at most {WHOLE:,} are read"
             )
@@ -93,18 +93,18 @@ class Tokenizer:
         self._template = Template(self._name, template, names) if isinstance(template, str) else None
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """The ids of a text, none added before or after it.
+        """The ids of a text, with no id added.
 
         Args:
-            text: any text. What is not valid Unicode (half of a surrogate pair) counts as U+FFFD.
-            special: take the name of a control token, such as `<|im_end|>`, for that token. What strangers
-                wrote must not be read so: they could speak in the model's place.
+            text: any text. A lone surrogate counts as U+FFFD.
+            special: whether the name of a control token, such as `<|im_end|>`, becomes that token. Never use
+                it for untrusted text, which could then speak for the model.
         """
         text = _unicode(text)
         return self._encode(text, text if special else "")
 
     def _encode(self, text: str, named: str, drop: str = "") -> list[int]:
-        """The ids of a text without the letter `drop`; `named`, as long, has the names of control tokens."""
+        """The ids of a text without the letter `drop`; `named`, of equal length, holds the control tokens."""
         ids: list[int] = []
         at = 0
         for found in self._cut_control.finditer(named):
@@ -115,15 +115,15 @@ class Tokenizer:
 
     def _plain(self, text: str) -> list[int]:
         ids: list[int] = []
-        for i, part in enumerate(self._cut_own.split(text)):  # every second one is a token
+        for i, part in enumerate(self._cut_own.split(text)):  # every second part is a token
             ids += [self._ids[part]] if i % 2 else self._bpe.encode(part, add_special_tokens=False).ids
         return ids
 
     def token(self, id_: int, *, special: bool = False) -> bytes:
-        """The bytes of one token; none of a control token, unless `special`: then its name.
+        """The bytes of one token; for a control token empty, or its name if `special`.
 
         Raises:
-            ValueError: there is no such token.
+            ValueError: the id is outside the vocabulary.
         """
         if not 0 <= id_ < len(self._tokens):
             raise ValueError(f"id {id_} is outside the vocabulary, [0, {len(self._tokens)})")
@@ -133,7 +133,7 @@ class Tokenizer:
         return spelled.translate(_LATIN).encode("latin-1")
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
-        """The text of ids; what is not UTF-8 becomes U+FFFD. Arguments and errors as for `token`."""
+        """The text of ids; invalid UTF-8 becomes U+FFFD. Arguments and errors as for `token`."""
         return b"".join(self.token(i, special=special) for i in ids).decode(errors="replace")
 
     def control(self, name: str) -> int | None:
@@ -141,20 +141,20 @@ class Tokenizer:
         return id_ if (id_ := self._ids.get(name)) in self._control else None
 
     def stream(self, *, special: bool = False) -> "Stream":
-        """A decoder that is fed ids one by one; the texts it returns together are what `decode` gives."""
+        """A decoder for ids one by one; its texts together equal `decode`."""
         return Stream(self, special=special)
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """The ids of the prompt that asks for an answer to a conversation, by the model's own template.
+        """The ids of a conversation in the model's chat template, up to the start of an answer.
 
-        What a message says is text, whatever it says: the names of control tokens in it are spelled out.
+        Messages are plain text: the name of a control token in them is spelled out.
 
         Args:
             messages: with "role" ("system", "user" or "assistant") and "content", oldest first.
 
         Raises:
-            ModelError: there is no template, it is wrong, refuses the messages, takes too long or too much,
-                or depends on what a message says, so that its text cannot be told from the template's.
+            ModelError: there is no template; it fails, refuses the messages or exceeds its limits; or it
+                depends on the text of a message, which then cannot be separated from its own text.
         """
         if self._template is None:
             raise self._error("has no chat template")
@@ -168,16 +168,16 @@ class Tokenizer:
             if isinstance(text, str) and (found := marks.read(text)) and found.text == wanted:
                 return self._encode(found.marked, found.named, marks.inside)
         raise self._error(
-            "has a chat template that depends on what a message says, "
-            "so that this one cannot be told from control tokens"
+            "has a chat template that depends on the text of a message, "
+            "which cannot be separated from control tokens"
         )
 
     @cached_property
     def ends(self) -> frozenset[int]:
-        """The ids that end an answer: those that the file names, and what its template writes after one.
+        """The ids that end an answer: those of the file, and the token that its template writes after one.
 
         Raises:
-            ModelError: the template takes too long or too much. One that is wrong is told by `chat` alone.
+            ModelError: the template exceeds its limits. Its other errors are raised by `chat`.
         """
         if self._template is None:
             return self._ends
@@ -211,18 +211,18 @@ class Tokenizer:
         return bpe
 
     def _cutter(self, ids: set[int]) -> re.Pattern[str]:
-        """Cuts texts at these tokens, the longest first."""
+        """A pattern that splits texts at these tokens, the longest first."""
         names = sorted(filter(None, (self._tokens[i] for i in ids)), key=len, reverse=True)
         return re.compile(f"({'|'.join(map(re.escape, names)) or '(?!)'})")
 
 
 def _unicode(text: str) -> str:
-    """The text with U+FFFD for each half of a surrogate pair."""
+    """The text with U+FFFD for each lone surrogate."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class Stream:
-    """Tokens to text, one by one: a character that takes several tokens appears with the last of them."""
+    """Decode tokens one by one; a character of several tokens appears with the last of them."""
 
     def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
         self._tokenizer = tokenizer
@@ -230,11 +230,11 @@ class Stream:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def feed(self, id_: int) -> str:
-        """The text that is complete with this token, often none; errors as for `Tokenizer.token`."""
+        """The text that is complete after this token, often empty; errors as for `Tokenizer.token`."""
         return self._decoder.decode(self._tokenizer.token(id_, special=self._special))
 
     def end(self) -> str:
-        """The rest: U+FFFD if a character is incomplete. The stream can then be used anew."""
+        """U+FFFD for an incomplete character, else empty; resets the stream."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return rest

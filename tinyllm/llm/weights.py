@@ -1,7 +1,7 @@
 """The weights and the sizes of a Llama model, from a GGUF file; needs the extra `model`.
 
 A file that `llama` would decode wrongly is refused: another architecture, scaled rotary embeddings, experts,
-biases, a tensor or a setting that is not known here.
+biases, unknown tensors or settings.
 """
 
 import math
@@ -28,7 +28,7 @@ LAYER = {
     "up": "ffn_up",
     "down": "ffn_down",
 }
-"""The fields of `LayerWeights`, and what GGUF calls them; its q and k are ordered as they are there."""
+"""The GGUF names of the fields of `LayerWeights`; the rows of q and k have the same order."""
 
 READ = frozenset({
     "vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length",
@@ -54,22 +54,22 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_parallel_residual": (False,),
     "tensor_data_layout": ("Meta AI original pth",),
 }
-"""Settings that the decoder does without, with the values that ask for nothing."""
+"""Settings that the decoder ignores, with their neutral values."""
 
 QUICK = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
-"""Bytes of 32 numbers, of the types that files of 4 and 8 bits consist of. They are not left to the `gguf`
-package, which needs more than a second for 135 million numbers; `_quick` needs less than half of that."""
+"""Bytes of 32 numbers, for the common types of 4 and 8 bits. `_quick` unpacks them in less than half the time
+of the `gguf` package, which needs more than a second for 135 million numbers."""
 
 
 def load(source: GGUF | Path | str, attention: Attention = gathered) -> Llama:
     """The decoder of a GGUF file, its weights float32.
 
     Args:
-        source: the file, or where it is.
-        attention: how to attend; see `Llama`.
+        source: the file or its path.
+        attention: see `Llama`.
 
     Raises:
-        ModelError: the file is damaged, or of a model that this decoder cannot run.
+        ModelError: the file is damaged, or the decoder does not support the model.
     """
     file = source if isinstance(source, GGUF) else GGUF(source)
     sizes = config(file)
@@ -99,7 +99,7 @@ def config(file: GGUF) -> LlamaConfig:
     """The sizes of the model in a file.
 
     Raises:
-        ModelError: one is missing or makes no sense, or the file asks for what the decoder does not do.
+        ModelError: a size is missing or impossible, or the decoder does not support a setting.
     """
     architecture = file.get("general.architecture", str)
     if architecture != "llama":
@@ -123,7 +123,7 @@ def config(file: GGUF) -> LlamaConfig:
     if isinstance(tokens, Values) and tokens.count != vocab:
         raise ModelError(f"{file.path.name} names {tokens.count} tokens; token_embd.weight has {vocab} rows")
     layers = _whole(file, "block_count")
-    if layers > len(file.tensors):  # before anything is made for each
+    if layers > len(file.tensors):  # checked before anything is allocated for each
         raise ModelError(f"{file.path.name} says {layers} layers; it has {len(file.tensors)} tensors")
     try:
         return LlamaConfig(
@@ -162,7 +162,7 @@ def _no_strange_settings(file: GGUF) -> None:
     for key, value in file.metadata.items():
         space, _, setting = key.partition(".")
         if space == "llama" and setting not in READ and value not in NEUTRAL.get(setting, ()):
-            raise ModelError(f"{file.path.name} has {key}, {value!r}, which this decoder does not do")
+            raise ModelError(f"{file.path.name} has {key}, {value!r}, which this decoder does not support")
 
 
 def _no_strange_tensors(file: GGUF, sizes: LlamaConfig) -> None:
@@ -178,21 +178,21 @@ def _dequantize(file: GGUF, tensor: Tensor) -> Array:
     from gguf import GGMLQuantizationType, dequantize  # noqa: PLC0415 - the extra may be missing
 
     raw = file.raw(tensor)
-    with np.errstate(all="ignore"):  # what is not finite is looked for below
+    with np.errstate(all="ignore"):  # non-finite values are checked below
         if tensor.type in QUICK:
             array = _quick(raw.reshape(-1, QUICK[tensor.type]), tensor.type).reshape(tensor.shape)
         else:
             array = dequantize(raw, GGMLQuantizationType[tensor.type])
-        finite = math.isfinite(array.min()) and math.isfinite(array.max())  # either is NaN if any number is
+        finite = math.isfinite(array.min()) and math.isfinite(array.max())  # both are NaN if any number is
     if not finite:
         raise ModelError(f"{file.path.name} is damaged: {tensor.name} has weights that are not finite")
     return array
 
 
 def _quick(blocks: NDArray[np.uint8], kind: str) -> Array:
-    """The numbers of blocks of a type in QUICK, `[blocks, 32]`: in every bit those of the `gguf` package."""
+    """The numbers of blocks of a type in QUICK, `[blocks, 32]`, equal to the `gguf` package's bit for bit."""
     numbers = np.empty((len(blocks), 32), np.float32)
-    for at in range(0, len(blocks), 1024):  # what is between stays in the processor's cache
+    for at in range(0, len(blocks), 1024):  # intermediate arrays stay in the processor's cache
         part, into = blocks[at : at + 1024], numbers[at : at + 1024]
         scale = part[:, :2].copy().view(np.float16).astype(np.float32)
         if kind == "Q8_0":

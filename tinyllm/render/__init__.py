@@ -1,6 +1,6 @@
-"""A trace as a film: the pool, the tables and the cost after each line, as frames and as a picture.
+"""A trace as a film: the pool, the tables and the cost after each line.
 
-`frames(text)` are the facts, `svg(frames)` draws them as a strip, readable without colour.
+`frames(text)` gives the facts, `svg(frames)` draws them as a film strip that is readable without colour.
 """
 
 from tinyllm.render import labels

@@ -1,4 +1,4 @@
-"""What each line of a trace does to the pool: who holds which block, which were taken, copied, given back."""
+"""The effect of each line of a trace: the holders of every block, the blocks taken, copied and freed."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -18,9 +18,9 @@ class Block(NamedTuple):
     filled: int
     """Slots written, in the longest layer of any holder."""
     copy_of: int | None = None
-    """The block that this line copied into this one, for a writer."""
+    """The block that this line copied into it."""
     new: bool = False
-    """Whether this line took it, empty."""
+    """Whether this line took it as an empty block."""
 
 
 class Held(NamedTuple):
@@ -31,63 +31,63 @@ class Held(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """A cache after one line of a trace, and what the line did."""
+    """A cache after one line of a trace, and the effect of the line."""
 
     number: int
-    """Of the line in the text, from 1."""
+    """The number of the line, from 1."""
     line: str
-    """The line without its comment, in the spelling of the trace language."""
+    """The line without its comment, in canonical spelling."""
     note: str
     """The comment."""
     error: str
-    """The name of the error when the line was refused, which changes nothing; else empty."""
+    """The name of the error, if the line was refused; else empty."""
     law: int
-    """The law that breaks at this line, the last one then; else 0."""
+    """The law that breaks at this line, which is then the last; else 0."""
     open: bool
-    """Whether there is a cache: not before `new`, nor after `close`."""
+    """Whether the cache is open: after `new`, before `close`."""
     config: Config
     blocks: dict[int, Block]
-    """Those in a table; all other blocks are free."""
+    """The blocks in any table; all others are free."""
     sequences: dict[int, Held]
     named: tuple[int | float, ...]
-    """The sequences that the line names, there or not."""
+    """The sequences that the line names, live or not."""
     freed: tuple[int, ...]
-    """The blocks that this line gave back."""
+    """The blocks that this line freed."""
 
     @property
     def taken(self) -> int:
-        """Blocks that the line took, empty."""
+        """The number of empty blocks that the line took."""
         return sum(block.new for block in self.blocks.values())
 
     @property
     def copied(self) -> int:
-        """Blocks that the line took for a copy of a shared one; with `taken`, its cost (law 9)."""
+        """The number of blocks that the line copied; with `taken`, its cost (law 9)."""
         return sum(block.copy_of is not None for block in self.blocks.values())
 
     @property
     def free(self) -> int:
-        """Blocks in no table."""
+        """The number of blocks in no table."""
         return self.config.num_blocks - len(self.blocks)
 
 
 def frames(text: str, factory: Factory = PagedKVCache) -> list[Frame]:
-    """Run a trace on a new cache, every law checked: a frame for each line. Raises as `roll` does."""
+    """The frames of a trace, a list; raises as `roll` does."""
     return list(roll(text, factory))
 
 
 def roll(text: str, factory: Factory = PagedKVCache) -> Iterator[Frame]:
-    """The frames of a trace, each as soon as its line has run.
+    """Run a trace on a new cache with every law checked; yields a frame after each line.
 
     Raises:
-        LawBroken: the cache breaks a law, as `replay` has it; the frame of that line comes first.
-        TraceError: the text cannot be read, or has no line, before any frame; or a line expects what no right
+        LawBroken: the cache breaks a law; the frame of that line comes first.
+        TraceError: the text cannot be read or has no line (before any frame); a line expects what no correct
             cache does, or is too large.
-        NotOffered: the trace needs what the implementation does not offer, block tables above all.
+        NotOffered: the implementation lacks a capability of the trace, or block tables.
     """
     program(text)
     run, opened = Run(factory), False
     if Capability.BLOCK_TABLES not in run.offers:
-        raise NotOffered("the implementation does not offer block-tables, and so nothing to be drawn")
+        raise NotOffered("the implementation does not offer block-tables, so nothing can be drawn")
     for number, line in enumerate(text.splitlines(), 1):
         note = line.partition("#")[2].strip()
         for op in parse(line):
@@ -112,7 +112,7 @@ def roll(text: str, factory: Factory = PagedKVCache) -> Iterator[Frame]:
 
 
 def _step(run: Run, op: Op, number: int) -> LawBroken | None:
-    """Run one line; the law that it breaks. Raises TraceError, with the number of the line."""
+    """Run one line; returns the law that it breaks. Raises TraceError with the line's number."""
     try:
         run.step(op)
     except LawBroken as broken:
@@ -127,7 +127,7 @@ def _step(run: Run, op: Op, number: int) -> LawBroken | None:
 def _facts(
     op: Op, before: dict[int, list[int]], view: View, size: int
 ) -> tuple[dict[int, Block], dict[int, Held], tuple[int | float, ...], tuple[int, ...]]:
-    """The blocks in tables, the sequences, those named, and the blocks that are in no table any more."""
+    """The blocks in tables, the sequences, the named sequences, and the freed blocks."""
     holders: dict[int, set[int]] = {}
     filled: dict[int, int] = {}
     copy_of: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""The short texts of a film, the same on the screen and in the picture."""
+"""The short texts of a film, for the terminal and the SVG."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ def width(text: str) -> int:
 
 
 def short(text: str, most: int) -> str:
-    """A text in at most so many columns, its middle left out if need be; what cannot be printed is a `?`."""
+    """A text in at most `most` columns, cut in its middle; unprintable characters become `?`."""
     text = "".join(char if char.isprintable() and not unicodedata.combining(char) else "?" for char in text)
     if width(text) <= most:
         return text
@@ -32,7 +32,7 @@ def short(text: str, most: int) -> str:
 
 
 def folded(text: str, most: int, rows: int) -> list[str]:
-    """A text in at most so many rows of at most so many columns, folded at its spaces where it can be."""
+    """A text in at most `rows` rows of `most` columns, folded at spaces if possible."""
     lines = [""]
     for word in short(text, most * rows).split():
         if lines[-1] and width(lines[-1]) + 1 + width(word) <= most:
@@ -50,7 +50,7 @@ def folded(text: str, most: int, rows: int) -> list[str]:
 
 
 def listed(words: Sequence[str], most: int, room: int) -> str:
-    """The first of the words, at most so many, in at most `room` columns; how many more there are is said."""
+    """The first words, at most `most` of them in `room` columns, and the number of the rest."""
     for shown in range(min(len(words), most), 0, -1):
         rest = len(words) - shown
         text = " ".join(words[:shown]) + (f" +{rest:,}" if rest else "")
@@ -65,25 +65,25 @@ def sequence(seq: int, most: int = 9) -> str:
 
 
 def cost(frame: Frame) -> str:
-    """What a line took and gave back: `cost 1 (1 copied)`."""
+    """The cost of a line, and its freed blocks: `cost 1 (1 copied)`."""
     parts = [f"{count:,} {word}" for count, word in ((frame.taken, "new"), (frame.copied, "copied")) if count]
     text = f"cost {frame.taken + frame.copied:,}" + (f" ({', '.join(parts)})" if parts else "")
     return text + (f", {len(frame.freed):,} freed" if frame.freed else "")
 
 
 def pool(frame: Frame) -> str:
-    """How much is free: `1 of 4 blocks free`."""
+    """The free blocks: `1 of 4 blocks free`."""
     return f"{frame.free:,} of {frame.config.num_blocks:,} blocks free"
 
 
 def balance(frame: Frame, room: int) -> list[str]:
-    """The cost, and how much is free: on one line if there is room."""
+    """The cost and the free blocks, on one line if they fit."""
     both = [cost(frame), pool(frame)]
     return ["; ".join(both)] if len("; ".join(both)) <= room else both
 
 
 def state(frame: Frame, number: int, room: int) -> str:
-    """Who holds a block: `free`, `freed` by this line, `s0`, `s0 s1`, or `256 holders`."""
+    """The holders of a block: `free`, `freed` by this line, `s0`, `s0 s1`, or `256 holders`."""
     block = frame.blocks.get(number)
     if block is None:
         return "freed" if number in frame.freed else "free"
@@ -92,7 +92,7 @@ def state(frame: Frame, number: int, room: int) -> str:
 
 
 def mark(block: Block | None) -> str:
-    """Why the line took a block: `copy of b2`, `new`, or nothing."""
+    """The reason why the line took a block: `copy of b2`, `new`, or empty."""
     if block is None:
         return ""
     if block.copy_of is not None:
@@ -101,9 +101,9 @@ def mark(block: Block | None) -> str:
 
 
 def lengths(lens: tuple[int, ...], room: int) -> str:
-    """How long the layers are: `5 long`, `lens 5 5 4`, `5 in each of 40 layers`, `layers 0-38: 5, 39: 4`.
+    """The lengths of the layers: `5 long`, `lens 5 5 4`, `5 in each of 40 layers`, `layers 0-38: 5, 39: 4`.
 
-    In less room than that takes: `4 to 5 in 40 layers`.
+    If that does not fit: `4 to 5 in 40 layers`.
     """
     if len(lens) == 1:
         return f"{lens[0]:,} long"
@@ -119,13 +119,13 @@ def lengths(lens: tuple[int, ...], room: int) -> str:
 
 
 def sequences(frame: Frame, most: int) -> list[int]:
-    """The sequences to be drawn, in order; where not all are, those that the line names are among them."""
+    """The sequences to draw, in order; those that the line names come first in the choice."""
     first = sorted(frame.sequences, key=lambda seq: seq not in frame.named)[:most]
     return [seq for seq in frame.sequences if seq in first]
 
 
 def chosen(frame: Frame, most: int) -> list[int]:
-    """The blocks to be drawn: all, or first those that the line changed, then those held, then free ones."""
+    """The blocks to draw: all, or first the changed ones, then held ones, then free ones."""
     total = frame.config.num_blocks
     if total <= most:
         return list(range(total))
@@ -138,22 +138,22 @@ def chosen(frame: Frame, most: int) -> list[int]:
 
 
 def left_out(frame: Frame, most: int) -> str:
-    """What is not drawn of the pool: `and 4,080 more blocks, 80 of them held`; nothing when all is."""
+    """The blocks not drawn: `and 4,080 more blocks, 80 of them held`; empty if there are none."""
     drawn = chosen(frame, most)
     more = frame.config.num_blocks - len(drawn)
     held = len(frame.blocks) - sum(number in frame.blocks for number in drawn)
     return f"and {more:,} more blocks, {held:,} of them held" if more else ""
 
 
-def told(frame: Frame) -> str:
-    """A frame in a sentence, for who cannot see the picture."""
+def sentence(frame: Frame) -> str:
+    """A frame as a sentence, for readers who cannot see the picture."""
     text = f"Line {frame.number}, {short(frame.line, 60)}: "
     if frame.law:
         return text + f"law {frame.law} breaks here."
     if frame.error:
         return text + f"refused with {short(frame.error, 40)}; nothing changes."
     if not frame.open:
-        return text + "there is no cache any more."
+        return text + "the cache is closed."
     copies = [f"b{b.copy_of} to b{n}" for n, b in frame.blocks.items() if b.copy_of is not None]
     copied = f" Copied: {listed(copies, 4, 80)}." if copies else ""
     shared = [f"b{n}" for n, b in frame.blocks.items() if len(b.holders) > 1]

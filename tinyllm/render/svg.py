@@ -1,4 +1,4 @@
-"""A film as one picture: SVG of its own, no script, no font, no id; what colour says is written as well."""
+"""A film as one SVG without script, font or id; words repeat what colours say."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from tinyllm.render.frames import Block, Frame
 from tinyllm.testing.contract import Config
 
 PANELS = 24
-"""Panels at most; of a longer film the first 15 lines and the last 8 are drawn, and a note between them."""
+"""The most panels; a longer film shows its first 15 and last 8 lines, and a note between them."""
 LAST = 8
 BLOCKS = 16  # of a pool
 SEQUENCES = 4
@@ -20,7 +20,7 @@ LINE, SIZE = 15, 11
 TEXT_COLUMNS = 43  # in a panel
 SLOTS = 8  # as squares; more are a bar
 
-# Okabe and Ito's palette, which is told apart with any colour vision; tints of it behind text.
+# Okabe and Ito's palette, safe for any colour vision; tints of it are behind text.
 INK, GREY, PAPER = "#1a1a1a", "#595959", "#ffffff"
 BLUE, PALE_BLUE, ORANGE, PALE_ORANGE, RED = "#0072b2", "#e3f1fa", "#b34700", "#fdf0dc", "#b00020"
 MONO = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
@@ -45,7 +45,7 @@ LEGEND = Frame(
     named=(),
     freed=(5,),
 )
-"""A block of each meaning."""
+"""One block for each meaning."""
 
 
 class _Panel(NamedTuple):
@@ -54,7 +54,7 @@ class _Panel(NamedTuple):
 
 
 def svg(frames: Iterable[Frame], *, title: str = "") -> str:
-    """The frames as a film strip, one panel a line, in an SVG that can stand in a file or inside a page."""
+    """The frames as a film strip, one panel a line, as an SVG for a file or inside a page."""
     reel = list(frames)
     title = labels.short(title or "A trace of a paged KV cache", 100)
     shown, skipped = reel, 0
@@ -73,7 +73,7 @@ def svg(frames: Iterable[Frame], *, title: str = "") -> str:
     _add(
         root,
         "desc",
-        "\n".join([*map(labels.told, shown), *([f"{skipped:,} lines left out."] if skipped else [])]),
+        "\n".join([*map(labels.sentence, shown), *([f"{skipped:,} lines left out."] if skipped else [])]),
     )
     paper = _add(root, "rect", x=0, y=0, width="100%", height="100%", fill=PAPER)
     y: float = MARGIN
@@ -178,7 +178,7 @@ def _pool(panel: ET.Element, frame: Frame, y: float) -> float:
 
 
 def _cell(panel: ET.Element, x: float, y: float, frame: Frame, number: int) -> None:
-    """A block: its outline says its state, and so do the words under it."""
+    """Draw a block; its outline and the words under it give its state."""
     block = frame.blocks.get(number)
     holders, filled = (len(block.holders), block.filled) if block else (0, 0)
     shared = holders > 1
@@ -215,7 +215,7 @@ def _cell(panel: ET.Element, x: float, y: float, frame: Frame, number: int) -> N
 
 
 def _slots(panel: ET.Element, x: float, y: float, size: int, filled: int, ink: str) -> None:
-    """The slots of a block, the filled ones dark; many of them are a bar."""
+    """Draw the slots of a block, filled ones dark; more than `SLOTS` are a bar."""
     room = CELL - 12
     if size > SLOTS:
         _add(panel, "rect", x=x, y=y, width=room, height=11, fill=PAPER, stroke=ink)
@@ -252,7 +252,7 @@ def _tables(panel: ET.Element, frame: Frame, y: float) -> float:
 
 
 def _legend(root: ET.Element, y: float, wide: float) -> float:
-    """A cell of each state, and its name in labels."""
+    """Draw a block of each state with its name."""
     room = 158
     across = max(1, int((wide - 2 * MARGIN) // room))
     for number, meaning in enumerate(MEANINGS):
