@@ -1,18 +1,18 @@
-"""What attention costs on the paged cache, against the contiguous one: `python -m benchmarks.attention`.
+"""The cost of attention on the paged cache, against the contiguous one: `python -m benchmarks.attention`.
 
-One step of decoding appends a position to each layer and attends to all of it, as a decoder does. Both sides
-do so with the same attention; only the cache differs. Shapes are those of `benchmarks/cache.py`, with 9 query
-heads. Sixteen steps follow one another, so that a figure holds its share of a new block.
+One step of decoding appends a position to each layer and attends to all positions. Both sides use the same
+attention; only the cache differs. Shapes are those of `benchmarks/cache.py`, with 9 query heads. A round has
+sixteen steps, so that it includes one new block.
 
-The two sides take turns, step by step. What counts is the processor time of one thread, and of each step the
-fastest of all rounds: on a busy machine, the others say more about who else was there. Needs the extra
-`check`. Exit code: 0 every target is met, 1 one is missed.
+The two sides alternate, step by step. A figure is the processor time of one thread, for each step the fastest
+of all rounds: on a busy machine the slower rounds measure other programs. Needs the extra `check`. Exit code:
+0 every target is met, 1 one is missed.
 """
 
 # ruff: noqa: E402
 import os
 
-for library in ("OPENBLAS", "MKL", "OMP"):  # before NumPy is loaded; what other threads do would not be seen
+for library in ("OPENBLAS", "MKL", "OMP"):  # before NumPy is loaded: only one thread is measured
     os.environ[f"{library}_NUM_THREADS"] = "1"
 
 import argparse
@@ -52,7 +52,7 @@ def paired(
     rounds: int,
     reset: Callable[[], object] = lambda: None,
 ) -> float:
-    """`subject / baseline`, both one step; `reset`, untimed, goes back to where the first step begins."""
+    """The ratio `subject / baseline` of one step; `reset`, untimed, returns to the first step."""
     sides = (baseline, subject)
     best = np.full((2, STEPS), np.inf)
     for turn in range(rounds + WARM_UP):
@@ -77,7 +77,7 @@ def decode(
     scattered: bool = False,
     against: Attention | None = None,
 ) -> float:
-    """Append and attention after so many positions, against the same on the contiguous cache."""
+    """The ratio of append and attention after some positions to the same on the contiguous cache."""
     pool, contiguous = new_pool(positions + STEPS, scattered), new_contiguous(positions + STEPS)
     sequence = PagedSequence(pool, 0)
     k, v = chunk(1), -chunk(1)
@@ -93,7 +93,7 @@ def decode(
 
 
 def gather(positions: int, rounds: int) -> float:
-    """Append and gather, against append and copy."""
+    """The ratio of append and gather to append and copy."""
     pool, contiguous = new_pool(positions + STEPS), new_contiguous(positions + STEPS)
     k, v = chunk(1), -chunk(1)
 
@@ -111,13 +111,13 @@ def gather(positions: int, rounds: int) -> float:
 
 
 def cast(positions: int, rounds: int) -> float:
-    """Float16 to float32 by shifting bits, against NumPy's cast."""
+    """The ratio of float16 to float32 by shifting bits to NumPy's cast."""
     x = chunk(positions, np.float16)
     return paired(partial(x.astype, np.float32), partial(as_float32, x), rounds)
 
 
 def measure(rounds: int) -> list[Row]:
-    """All rows, in the order they are shown."""
+    """All rows, in the order of the table."""
     same = "contiguous cache"
     rows = []
     for n in (128, 512, 2048):

@@ -1,7 +1,8 @@
-"""What `growth.py` makes larger, and what is right for each call then.
+"""The axes of `growth.py`, and the growth that each call may have on them.
 
-A call may grow in proportion to what it walks through, and with nothing else. What moves much memory is held
-to a yardstick: even a plain copy grows faster than in proportion, as it leaves the processor's caches behind.
+The time of a call may grow in proportion to the data it visits, and with nothing else. Calls that move much
+memory are compared with a yardstick: even a plain copy grows faster than in proportion, since large sizes
+miss the processor's caches.
 """
 
 from collections.abc import Callable
@@ -40,13 +41,13 @@ from benchmarks.calls import (
 )
 
 NONE, PROPORTION, YARDSTICK = "none", "in proportion", "measured"
-"""The growth that is right for a call; else it is the name of the yardstick."""
+"""The allowed growth of a call; any other string is the name of its yardstick."""
 
 Calls = dict[str, tuple[str, Operation]]
 
 
 class Axis(NamedTuple):
-    """What grows (in a word, and in full), between which powers of ten, in which pools, under which calls."""
+    """The name and label of a size, its range in powers of ten, its pools and its calls."""
 
     name: str
     label: str
@@ -55,14 +56,14 @@ class Axis(NamedTuple):
     calls: Calls
 
     def sizes(self, quick: bool = False) -> list[int]:
-        """Three a decade; if quick, of the first decade alone."""
+        """Three sizes a decade; if quick, those of the first decade."""
         first, last = self.powers
         last = first + 1 if quick else last
         return [round(10 ** (third / 3)) for third in range(3 * first, 3 * last + 1)]
 
 
 def growing(right: str, calls: dict[str, Operation]) -> Calls:
-    """Calls for which the same growth is right."""
+    """Calls with the same allowed growth."""
     return {name: (right, operation) for name, operation in calls.items()}
 
 
@@ -76,7 +77,7 @@ ALWAYS: dict[str, Operation] = {
     "seq_len": asked(lambda at: at.pool.seq_len(SUBJECT), MANY),
     "add_seq and free": add_and_free,
 }
-"""Grow with the blocks that they touch, and with nothing else."""
+"""Calls that grow with the blocks they touch, and with nothing else."""
 
 WALKS: dict[str, Operation] = {
     "fork": fork,
@@ -87,13 +88,13 @@ WALKS: dict[str, Operation] = {
     "page_table": asked(lambda at: at.pool.page_table([SUBJECT], 0)),
     "gather_runs": asked(lambda at: at.pool.gather_runs(SCATTERED, 0)),
 }
-"""Grow with the table of the sequence."""
+"""Calls that grow with the table of the sequence."""
 
 GATHERS: dict[str, Operation] = {
     "gather": asked(lambda at: at.pool.gather(SUBJECT, 0)),
     "gather, scattered": asked(lambda at: at.pool.gather(SCATTERED, 0)),
 }
-"""Grow with what the sequence holds."""
+"""Calls that grow with the positions of the sequence."""
 
 POOL = {"check": asked(lambda at: at.pool.check()), "close": close(half_full)}
 EACH: dict[str, Operation] = {
@@ -108,7 +109,7 @@ CHUNK: dict[str, Operation] = {
     "blocks_needed": asked(lambda at: at.pool.blocks_needed(LAGGING, 0, at.size), MANY),
     "truncate": lambda at: truncate(at, at.size),
 }
-"""Calls about so many positions."""
+"""Calls with a number of positions as their argument."""
 
 NOTHING = growing(NONE, ALWAYS | WALKS | GATHERS)
 NEW = growing(YARDSTICK, {"list of integers": integers}) | growing("list of integers", {"new": new})

@@ -1,7 +1,7 @@
-"""How the paged cache compares with contiguous arrays, in time and in memory: `python benchmarks/cache.py`.
+"""The paged cache against contiguous arrays, in time and in memory: `python benchmarks/cache.py`.
 
-Every figure is a ratio to a baseline measured in the same process, a pair at a time, so that a busy machine
-slows both. Shapes are those of SmolLM2-135M: 30 layers, 3 key/value heads, 64 dimensions; blocks of 16
+Every figure is a ratio to a baseline of the same process, measured in pairs, so that a busy machine slows
+both. Shapes are those of SmolLM2-135M: 30 layers, 3 key/value heads, 64 dimensions; blocks of 16
 positions. Needs the extra `check`. Exit code: 0 every target is met, 1 one is missed.
 """
 
@@ -27,14 +27,14 @@ from tinyllm.infer.paged import PagedKVCache
 
 LAYERS, HEADS, DIMS, BLOCK = 30, 3, 64, 16
 POSITION_BYTES = LAYERS * 2 * HEADS * DIMS * 2  # K and V of one position, float16
-POOL = 20_000  # blocks, 7.4 GB of address space: far more than is ever touched
+POOL = 20_000  # blocks, 7.4 GB of address space, most of it never touched
 WARM_UP = 3  # rounds that fill caches and settle the allocator
 SMAPS = Path("/proc/self/smaps_rollup")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement: both sides in words, and the ratio with the most it may be."""
+    """One measurement: both sides in words, the ratio, and its limit."""
 
     what: str
     baseline: str
@@ -43,26 +43,26 @@ class Row:
     unit: str = "x"
 
     def verdict(self) -> str:
-        """`met`, `missed`, or nothing without a target."""
+        """`met` or `missed`; empty without a target."""
         if self.target is None:
             return ""
         return "met" if self.ratio <= self.target else "missed"
 
 
 def chunk(tokens: int, dtype: DTypeLike = np.float32) -> NDArray[Any]:
-    """K or V of some positions, `[HEADS, tokens, DIMS]`."""
+    """K or V of `tokens` positions, `[HEADS, tokens, DIMS]`."""
     return np.random.default_rng(tokens).standard_normal((HEADS, tokens, DIMS)).astype(dtype)
 
 
 def new_pool(positions: int, scattered: bool = False) -> PagedKVCache:
-    """A warm pool whose next blocks are neighbours, or one by one apart, with room for `positions`."""
+    """A warm pool with room for `positions`, whose next blocks are neighbours or scattered."""
     blocks = 2 * -(-positions // BLOCK)
     pool = PagedKVCache(blocks, BLOCK, LAYERS, HEADS, DIMS)
     one = chunk(BLOCK)
     pool.add_seq(-1)
     pool.add_seq(-2)
     for i in range(blocks):
-        for layer in range(LAYERS):  # every layer, so that all memory has been touched
+        for layer in range(LAYERS):  # every layer, so that all memory is touched
             pool.append(-1 - i % 2 if scattered else -1, layer, one, one)
     pool.free(-1)
     pool.add_seq(0)
@@ -70,7 +70,7 @@ def new_pool(positions: int, scattered: bool = False) -> PagedKVCache:
 
 
 def new_contiguous(positions: int) -> KVCache:
-    """A full cache of `positions`, so that its memory has been touched."""
+    """A full cache of `positions`, whose memory is touched."""
     cache = KVCache(positions, LAYERS, HEADS, DIMS)
     one = chunk(positions)
     for layer in range(LAYERS):
@@ -79,7 +79,7 @@ def new_contiguous(positions: int) -> KVCache:
 
 
 def rewind(cache: KVCache, length: int = 0) -> None:
-    """Shorten a cache, which only a benchmark wants: a new one would have cold memory."""
+    """Shorten a cache and keep its warm memory, which a new one would not have."""
     cache._lens[:] = [length] * LAYERS
 
 
@@ -89,10 +89,10 @@ def paired(
     rounds: int,
     reset: Callable[[], object] = lambda: None,
 ) -> float:
-    """Median of `subject / baseline`, timed in turns; `reset` runs before each pair, untimed.
+    """The median of `subject / baseline`, timed alternately; `reset` runs before each pair, untimed.
 
-    Some processors copy three times as slowly to an address that, within its page, is just past the source's.
-    A spare array, of another size in each round, moves the copies, so that no row is slow by such bad luck.
+    Some processors copy three times as slowly to an address whose offset in its page is just past the
+    source's. A spare array of varying size moves the copies between rounds, so that no row is slow by chance.
     """
     ratios = []
     for turn in range(rounds + WARM_UP):
@@ -110,16 +110,16 @@ def paired(
 
 
 def keep_freed_memory() -> None:
-    """Teach glibc to keep what is freed, as it does once a model is loaded.
+    """Let glibc keep freed memory, as it does once a model is loaded.
 
-    Until an array of tens of megabytes has been freed, it returns the memory of each copy to the system, and
-    both sides would measure page faults, which take ten times as long as the copy itself.
+    Until an array of tens of megabytes has been freed, glibc returns the memory of each copy to the system.
+    Both sides would then measure page faults, which take ten times as long as the copy.
     """
     np.ones(30 << 20, np.uint8)
 
 
 def each_layer(act: Callable[[int], object], times: int = 1) -> Callable[[], None]:
-    """What calls `act` for every layer and drops the results: the same loop around both sides."""
+    """A function that calls `act` for every layer: the same loop for both sides."""
 
     def run() -> None:
         for _ in range(times):
@@ -130,13 +130,13 @@ def each_layer(act: Callable[[int], object], times: int = 1) -> Callable[[], Non
 
 
 def copied(cache: KVCache, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """What `gather` of a paged cache has to beat: K and V of a layer, copied."""
+    """Copies of K and V of a layer, the baseline of `gather`."""
     k, v = cache.gather(layer)
     return k.copy(), v.copy()
 
 
 def refill(pool: PagedKVCache, contiguous: KVCache, positions: int) -> None:
-    """Put sequence 0 of the pool, and the contiguous cache, back to so many positions."""
+    """Reset sequence 0 of the pool, and the contiguous cache, to `positions`."""
     rewind(contiguous, positions)
     pool.free(0)
     pool.add_seq(0)
@@ -146,7 +146,7 @@ def refill(pool: PagedKVCache, contiguous: KVCache, positions: int) -> None:
 
 
 def gather(positions: int, scattered: bool, rounds: int) -> float:
-    """Gather every layer, against copying the same positions from contiguous arrays."""
+    """The ratio of gathering every layer to copying the same positions of contiguous arrays."""
     pool, contiguous = new_pool(positions, scattered), new_contiguous(positions)
     refill(pool, contiguous, positions)
     baseline = each_layer(lambda layer: copied(contiguous, layer))
@@ -154,7 +154,7 @@ def gather(positions: int, scattered: bool, rounds: int) -> float:
 
 
 def prefill(positions: int, dtype: DTypeLike, scattered: bool, rounds: int) -> float:
-    """Append one chunk to every layer of an empty sequence, against the contiguous cache."""
+    """The ratio of one chunk appended to every layer to the contiguous cache."""
     pool, contiguous = new_pool(positions, scattered), new_contiguous(positions)
     k, v = chunk(positions, dtype), -chunk(positions, dtype)
     baseline = each_layer(lambda layer: contiguous.append(layer, k, v))
@@ -163,7 +163,7 @@ def prefill(positions: int, dtype: DTypeLike, scattered: bool, rounds: int) -> f
 
 
 def decode(bare: bool, rounds: int) -> float:
-    """Append 64 positions after 512, one by one, against the contiguous cache or two writes into arrays."""
+    """The ratio of 64 single appends after 512 positions to the contiguous cache or bare array writes."""
     first, steps = 512, 64
     pool, contiguous = new_pool(first + steps), new_contiguous(first + steps)
     k, v = chunk(1), -chunk(1)
@@ -180,7 +180,7 @@ def decode(bare: bool, rounds: int) -> float:
 
 
 def fork(positions: int, rounds: int) -> float:
-    """Fork a sequence and free the child, against copying both of its contiguous arrays whole."""
+    """The ratio of a fork and a free to copying both contiguous arrays."""
     pool, contiguous = new_pool(positions), new_contiguous(positions)
     refill(pool, contiguous, positions)
     array_k, array_v = (np.ones((LAYERS, HEADS, positions, DIMS), np.float16) for _ in range(2))
@@ -198,17 +198,17 @@ def fork(positions: int, rounds: int) -> float:
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory."""
+    """Resident bytes of this process."""
     lines = SMAPS.read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("Rss:"))
 
 
 def memory(case: str) -> int:
-    """Bytes that a pool makes resident: left idle, or holding two sequences. For a fresh process."""
+    """Resident bytes of a pool, idle or with two sequences; for a fresh process."""
     positions = 600
     one = chunk(1)
     blocks = 2 * -(-positions // BLOCK) if case == "tight" else POOL
-    PagedKVCache(1, 1, 1, 1, 1).close()  # what a first use loads is not the pool's
+    PagedKVCache(1, 1, 1, 1, 1).close()  # imports of a first use are not the pool's
     before = resident()
     pool = PagedKVCache(blocks, BLOCK, LAYERS, HEADS, DIMS)
     if case != "idle":
@@ -221,13 +221,13 @@ def memory(case: str) -> int:
 
 
 def memory_of(case: str) -> int:
-    """`memory` in a process of its own, where no freed memory can be used again."""
+    """`memory` in a fresh process, which has no freed memory to reuse."""
     command = [sys.executable, os.fspath(Path(__file__)), "--memory", case]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def measure(rounds: int) -> list[Row]:
-    """All rows, in the order they are shown."""
+    """All rows, in the order of the table."""
     copying, cache = "copying contiguous arrays", "KVCache.append"
     rows = [
         Row("gather 512, neighbouring blocks", copying, gather(512, False, 4 * rounds), 1.25),

@@ -1,4 +1,4 @@
-"""What `growth.py` times: pools of every size, and calls on them. Each leaves its pool as it was."""
+"""Pools of every size and the calls on them that `growth.py` times; each call restores its pool."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,20 +10,20 @@ from tinyllm.infer.paged import OutOfBlocks, PagedKVCache
 
 BLOCK, LAYERS, HEADS, DIMS = 16, 2, 2, 4  # a kilobyte a block, so that a million fit into a gigabyte
 SUBJECT, SCATTERED, LAGGING, CHILD, FILLER = -1, -2, -3, -4, -5  # sequences; the others count from 0
-SHORT = 200  # positions of SUBJECT where something else grows: like all its lengths, it ends within a block
-ROOMY = 2**15  # blocks, where something else grows: enough for the largest of it
-MANY = 64  # calls timed together where one is too short for the clock
+SHORT = 200  # positions of SUBJECT unless it grows; like all its lengths it ends within a block
+ROOMY = 2**15  # blocks unless the pool grows: enough for the largest size
+MANY = 64  # calls timed together if one is too short for the clock
 
 
 class Place(NamedTuple):
-    """A pool, and the size of what grows in it."""
+    """A pool, and the size that grows in it."""
 
     pool: PagedKVCache
     size: int
 
 
 class Timed(NamedTuple):
-    """What is timed, of how many `calls`; and what is not: `reset` before each time, `end` after all."""
+    """A timed function of several `calls`, and two untimed ones: `reset` before each time, `end` at last."""
 
     act: Callable[[], object]
     reset: Callable[[], object] = lambda: None
@@ -52,7 +52,7 @@ def add(pool: PagedKVCache, others: int) -> None:
 
 
 def half_full(blocks: int, length: int = SHORT, others: int = 0) -> PagedKVCache:
-    """A pool half in use: SUBJECT and SCATTERED are as long as said, then others, and FILLER has the rest.
+    """A half-used pool: SUBJECT and SCATTERED of `length` positions, others, and FILLER for the rest.
 
     The blocks of SUBJECT are neighbours; no two of SCATTERED are.
     """
@@ -70,7 +70,7 @@ def half_full(blocks: int, length: int = SHORT, others: int = 0) -> PagedKVCache
 
 
 def pool_of(blocks: int) -> Place:
-    """A pool that grows."""
+    """A pool of so many blocks."""
     return Place(half_full(blocks), blocks)
 
 
@@ -100,7 +100,7 @@ def pool_for(tokens: int) -> Place:
 
 
 def append(at: Place, tokens: int = 1) -> Timed:
-    """Append to one layer; of sixteen appends of one position, one takes a block."""
+    """Append to one layer; one of sixteen single appends takes a block."""
     pool, length, k = at.pool, at.pool.seq_len(SUBJECT), np.ones((HEADS, tokens, DIMS), np.float32)
     calls = BLOCK if tokens == 1 else 1
     back = partial(pool.truncate, SUBJECT, length)
@@ -120,7 +120,7 @@ def append_copying(at: Place, parent: int = SUBJECT, tokens: int = 1) -> Timed:
 
 
 def append_refused(at: Place, tokens: int = BLOCK) -> Timed:
-    """Append to a sequence whose last block is shared, when no block is free."""
+    """Append to a shared block while no block is free."""
     pool, before, k = at.pool, at.pool.seq_len(FILLER), np.ones((HEADS, tokens, DIMS), np.float32)
     pool.fork(SUBJECT, CHILD)
     extend(pool, FILLER, pool.num_free_blocks() * BLOCK)
@@ -130,7 +130,7 @@ def append_refused(at: Place, tokens: int = BLOCK) -> Timed:
             pool.append(SUBJECT, 0, k, k)
         except OutOfBlocks:
             return
-        raise AssertionError("nothing refused an append that no block is free for")
+        raise AssertionError("an append passed, though no block is free")
 
     def end() -> None:
         pool.truncate(FILLER, before)
@@ -140,7 +140,7 @@ def append_refused(at: Place, tokens: int = BLOCK) -> Timed:
 
 
 def fork(at: Place) -> Timed:
-    """Fork a sequence that nobody shares."""
+    """Fork an unshared sequence."""
     free = partial(at.pool.free, CHILD)
     at.pool.fork(SUBJECT, CHILD)
     return Timed(lambda: at.pool.fork(SUBJECT, CHILD), free, end=free)
@@ -178,7 +178,7 @@ def truncate(at: Place, tokens: int = 1) -> Timed:
 
 
 def asked(call: Callable[[Place], object], calls: int = 1) -> Operation:
-    """Make a call that changes nothing."""
+    """An operation that changes nothing."""
     return lambda at: Timed(times(calls, lambda: call(at)), calls=calls)
 
 
@@ -225,7 +225,7 @@ def free_each(at: Place) -> Timed:
 
 
 def close(build: Callable[[int], PagedKVCache]) -> Operation:
-    """Close a pool that is in use."""
+    """Close a pool in use."""
 
     def timed(at: Place) -> Timed:
         made: list[PagedKVCache] = []
@@ -248,7 +248,7 @@ def new(at: Place) -> Timed:
 
 
 def times(count: int, act: Callable[[], object]) -> Callable[[], None]:
-    """What calls `act` so often."""
+    """A function that calls `act` `count` times."""
 
     def run() -> None:
         for _ in range(count):

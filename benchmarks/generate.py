@@ -1,11 +1,11 @@
 """A real model on the paged cache, against the contiguous one: `python -m benchmarks.generate`.
 
-Time: a step of decoding, and a prompt, at several lengths, with one thread of the linear algebra library and
-with two. The two caches take turns, and of each the fastest turn counts, so that a busy machine slows both.
+Time: a step of decoding and a prompt, at several lengths, with one and two threads of the linear algebra
+library. The two caches alternate, and the fastest turn of each counts, so that a busy machine slows both.
 
-Memory: what outputs, beams and mixed requests hold in a pool, against contiguous caches for as many sequences
-of the longest length, known beforehand: the best that those can do. `--svg FILE` draws how much of a pool is
-in use while mixed requests run, in a pool that holds them all and in a quarter of that.
+Memory: the bytes of outputs, beams and mixed requests in a pool, against contiguous caches preallocated for
+the longest sequence, their best case. `--svg FILE` draws the used blocks while mixed requests run, in a pool
+that holds them all and in a quarter of it.
 
 Needs the extra `bench`, and the model: `tinyllm model fetch`. Exit code: 0 every target is met, 1 one is
 missed.
@@ -44,18 +44,18 @@ WASTE, SAVED = 4.0, 60.0  # per cent
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
-    """Ids of ordinary tokens; which ones makes no difference to time."""
+    """Ids of ordinary tokens; the choice does not affect time."""
     return [int(i) for i in np.random.default_rng(seed).integers(1000, 40_000, length)]
 
 
 def places(model: Llama, longest: int) -> list[Sequences]:
-    """A pool and contiguous caches with room for one sequence of so many positions, in this order."""
+    """A pool and contiguous caches, in this order, with room for one sequence of `longest` positions."""
     blocks = -(-longest // BLOCK)
     return [Paged(new_pool(model.config, blocks, BLOCK)), Contiguous(model.config, longest)]
 
 
 def filled(place: Sequences, model: Llama, length: int) -> tuple[int, LayerCache]:
-    """A sequence of so many positions of random keys and values."""
+    """A sequence of `length` positions with random keys and values."""
     handle = place.add()
     cache = place.layers(handle)
     values = chunk(length)
@@ -65,7 +65,7 @@ def filled(place: Sequences, model: Llama, length: int) -> tuple[int, LayerCache
 
 
 def fastest(acts: Sequence[Callable[[], object]], rounds: int) -> list[float]:
-    """Seconds of the fastest turn of each; they take turns."""
+    """Seconds of the fastest turn of each function; they alternate."""
     best = [float("inf")] * len(acts)
     for turn in range(rounds + 1):  # the first warms up
         for i in range(len(acts))[:: 1 if turn % 2 else -1]:
@@ -77,7 +77,7 @@ def fastest(acts: Sequence[Callable[[], object]], rounds: int) -> list[float]:
 
 
 def decode(model: Llama, length: int, rounds: int) -> list[float]:
-    """Tokens a second of decoding after so many positions: on the pool, and on the contiguous cache."""
+    """Tokens a second of decoding after `length` positions, on the pool and on the contiguous cache."""
     kept = [(place, *filled(place, model, length)) for place in places(model, length + STEPS)]
 
     def step(place: Sequences, handle: int, cache: LayerCache) -> None:
@@ -90,7 +90,7 @@ def decode(model: Llama, length: int, rounds: int) -> list[float]:
 
 
 def prefill(model: Llama, length: int, rounds: int) -> list[float]:
-    """Tokens a second of a prompt: on the pool, and on the contiguous cache."""
+    """Tokens a second of a prompt, on the pool and on the contiguous cache."""
     ids = prompt(length)
     kept = [(place, place.add()) for place in places(model, length)]
 
@@ -103,7 +103,7 @@ def prefill(model: Llama, length: int, rounds: int) -> list[float]:
 
 
 def mixed() -> tuple[list[Request], list[int]]:
-    """Requests as a server gets them, short and long, and the positions each comes to."""
+    """Short and long requests, as on a server, and the final positions of each."""
     random = np.random.default_rng(0)
     longest = (100, 100, 100, 100, 700)  # one in five is long
     sizes = [(int(random.integers(8, longest[i % 5])), int(random.integers(4, 24))) for i in range(MIXED)]
@@ -112,7 +112,7 @@ def mixed() -> tuple[list[Request], list[int]]:
 
 
 def serve(model: Llama, requests: list[Request], blocks: int, tell: Callable[[], None]) -> BatchFigures:
-    """All the requests on a pool of so many blocks."""
+    """Run all requests on a pool of `blocks` blocks."""
     batch = Batch(model, new_pool(model.config, blocks, BLOCK))
     for request in requests:
         batch.submit(request)
@@ -123,7 +123,7 @@ def serve(model: Llama, requests: list[Request], blocks: int, tell: Callable[[],
 
 
 def draw(path: Path, runs: dict[str, tuple[BatchFigures, int]]) -> None:
-    """Blocks in use after each step, a panel a run, as SVG."""
+    """Draw the used blocks after each step as SVG, a panel a run."""
     import matplotlib  # noqa: PLC0415
 
     matplotlib.use("svg")
@@ -194,7 +194,7 @@ def _memory(model: Llama, tell: Callable[[], None]) -> tuple[list[Row], dict[str
     token = bytes_per_token(config.n_layers, config.n_kv_heads, config.d_head)
     rows = []
     outputs = generate(model, prompt(512), max_tokens=32, n=8, sampling=Sampling(1.0)).figures
-    stored = (512 + 8 * 31) * token  # the prompt once, and what each says but for its last token
+    stored = (512 + 8 * 31) * token  # the prompt once, and each output without its last token
     saved = 100 * outputs.held_bytes / outputs.contiguous_bytes
     rows.append(Row("-n 8 after 512 tokens: held", "contiguous", saved, 100 - SAVED, " %"))
     rows.append(Row("-n 8: slots empty", "held", 100 * (1 - stored / outputs.held_bytes), None, " %"))

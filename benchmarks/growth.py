@@ -1,16 +1,16 @@
-"""With what the cost of a call grows, and how fast: `python -m benchmarks.growth`.
+"""The growth of the time of each call: `python -m benchmarks.growth`.
 
-Four things are made larger, one at a time: the pool, to a million blocks, half of them in use; the number of
-live sequences, to ten thousand, every other one a fork; the length of a sequence, to a hundred thousand
-positions; and the number of positions that one call is about. What a call must walk through may cost time in
-proportion, a slope of 1 on logarithmic axes. All else must make no difference, a slope of 0.
+Four sizes grow, one at a time: the pool, to a million half-used blocks; the live sequences, to ten thousand,
+every other one a fork; the length of a sequence, to a hundred thousand positions; and the positions of one
+call. Time may grow in proportion to the data that a call visits, a slope of 1 on logarithmic axes. Everything
+else must make no difference, a slope of 0.
 
-The sizes take turns, so that a busy machine slows all of them. What counts is the processor time of one
-thread, and of each size the lower quartile of its turns: the clock of a virtual machine now and then loses
-most of a turn, so the fastest one can be wrong. `--svg FILE` draws the times.
+The sizes take turns, so that a busy machine slows all of them. A figure is the processor time of one thread,
+for each size the lower quartile of its turns: the clock of a virtual machine sometimes loses most of a turn,
+so the fastest turn can be wrong. `--svg FILE` draws the times.
 
-It takes two to three minutes and 2.6 GB; `--quick` takes seconds, at sizes too small for a verdict. Needs
-the extra `check`, and to draw, `bench`. Exit code: 0 every target is met, 1 one is missed.
+It takes two to three minutes and 2.6 GB; `--quick` takes seconds, at sizes too small for a verdict. It needs
+the extra `check`, and `bench` for `--svg`. Exit code: 0 every target is met, 1 one is missed.
 """
 
 import argparse
@@ -30,14 +30,14 @@ from benchmarks.axes import AXES, NONE, PROPORTION, YARDSTICK, Axis
 from benchmarks.cache import keep_freed_memory
 from benchmarks.calls import BLOCK, DIMS, HEADS, LAYERS, SHORT, Timed
 
-LEAST = 5  # turns of each size, however long they take
+LEAST = 5  # turns of each size at least
 
 SPARE = 0.1
-"""How much steeper than 0, than 1, or than its yardstick a slope may be.
+"""The margin of a slope over 0, 1 or its yardstick.
 
-The upper half of three decades is one and a half, and over these 0.1 comes to a factor of 1.4: what is larger
-misses the processor's caches more often. A part of the call that grows with one power more is found once it
-is three tenths of the call at the largest size, or four where the range has four decades. A logarithm is not.
+The upper half of three decades is one and a half, over which 0.1 is a factor of 1.4: larger sizes miss the
+processor's caches more often. A part that grows with one power more is found once it is three tenths of the
+call at the largest size, or four tenths in a range of four decades. A logarithm is not found.
 """
 
 STYLES = {
@@ -51,15 +51,14 @@ STYLES = {
     "blocks_needed": ("#56b4e9", "*", "--"),
     "stats": ("#777777", ".", "-"),
 }
-"""The calls that are drawn: colour, marker and line, so that they can be told apart in grey as well."""
+"""The drawn calls: colour, marker and line, distinct in grey too."""
 
 
 def slope(sizes: Sequence[float], seconds: Sequence[float]) -> float:
-    """The power of the size that the time grows with: the slope of a line through their logarithms.
+    """The power of the size that the time grows with: the slope of their logarithms.
 
-    It is the line of least squares through the upper half of the range, from its geometric mean on. Among the
-    smaller sizes, what the call costs anyway hides growth. The range does not depend on the times: one chosen
-    by them would find what it looks for.
+    It is a least-squares fit to the upper half of the range, from its geometric mean on. At smaller sizes the
+    fixed cost of a call hides growth. The range must not depend on the times, which would bias the fit.
     """
     middle = (min(sizes) * max(sizes)) ** 0.5
     upper = [(size, time) for size, time in zip(sizes, seconds) if size >= middle]
@@ -69,9 +68,9 @@ def slope(sizes: Sequence[float], seconds: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Line:
-    """How long a call took while something grew, whether it may grow, and the steepest slope that passes.
+    """The times of a call on one axis, whether they may grow, and the steepest slope that passes.
 
-    No slope is too steep for a yardstick, or where the sizes are too small for a verdict.
+    `most` is None for a yardstick, and for sizes too small for a verdict.
     """
 
     call: str
@@ -83,18 +82,18 @@ class Line:
 
     @property
     def slope(self) -> float:
-        """As the function says."""
+        """The fitted slope."""
         return slope(self.sizes, self.seconds)
 
     def verdict(self) -> str:
-        """`met`, `missed`, or nothing."""
+        """`met` or `missed`; empty without a limit."""
         if self.most is None:
             return ""
         return "met" if self.slope <= self.most else "missed"
 
 
 def take_turns(timed: Sequence[Timed], seconds: float) -> list[float]:
-    """Seconds of one call of each: the lower quartile of the turns that they take for so long."""
+    """Seconds of one call of each: the lower quartile of the turns within `seconds`."""
     took: list[list[float]] = [[] for _ in timed]
     stop, turn = perf_counter() + seconds, 0
     while turn < LEAST or perf_counter() < stop:
@@ -110,7 +109,7 @@ def take_turns(timed: Sequence[Timed], seconds: float) -> list[float]:
 
 
 def most(right: str, yardsticks: dict[str, float]) -> float | None:
-    """The steepest slope that passes where such growth is right; for a yardstick there is none."""
+    """The steepest slope that passes for an allowed growth; None for a yardstick."""
     if right == YARDSTICK:
         return None
     if right in yardsticks:
@@ -119,7 +118,7 @@ def most(right: str, yardsticks: dict[str, float]) -> float | None:
 
 
 def measure(axis: Axis, quick: bool, seconds: float, tell: Callable[[], object]) -> list[Line]:
-    """Every call of an axis, each for so many seconds; `tell` is called after each."""
+    """Measure every call of an axis for `seconds` each; `tell` is called after each."""
     places = [axis.build(size) for size in axis.sizes(quick)]
     sizes = [place.size for place in places]
     lines: list[Line] = []
@@ -135,7 +134,7 @@ def measure(axis: Axis, quick: bool, seconds: float, tell: Callable[[], object])
 
 
 def table(lines: Sequence[Line]) -> Table:
-    """A row for each call, a column for what grew, and in it the slope."""
+    """A table of slopes: a row for each call, a column for each axis."""
     last = {line.axis: "⁰¹²³⁴⁵⁶⁷⁸⁹"[round(np.log10(line.sizes[-1]))] for line in lines}
     spans = {axis: f"{axis}\nto 10{power}" for axis, power in last.items()}
     shown = Table(
@@ -161,20 +160,20 @@ def table(lines: Sequence[Line]) -> Table:
 
 
 def cell(line: Line) -> str:
-    """A slope, after `∝` where time may grow, and before the steepest that passes where it is steeper."""
+    """A slope, with `∝` if time may grow, and with the limit if it is exceeded."""
     may = "∝ " if line.grows else ""
     if line.verdict() == "missed":
         return f"[bold red]{may}{line.slope:.3f} > {line.most:.3f}"
-    return f"{may}{round(line.slope, 2) + 0.0:.2f}"  # the sum makes 0.00 of -0.00
+    return f"{may}{round(line.slope, 2) + 0.0:.2f}"  # adding 0.0 turns -0.00 into 0.00
 
 
 def microseconds(seconds: float) -> str:
-    """Two digits at least."""
+    """Microseconds with at least two digits."""
     return f"{seconds * 1e6:.2g}" if seconds < 1e-5 else f"{seconds * 1e6:,.0f}"
 
 
 def draw(path: Path, lines: Sequence[Line]) -> None:
-    """The times of the calls in `STYLES`, a panel for each thing that grew, as SVG."""
+    """Draw the times of the calls in `STYLES` as SVG, a panel for each axis."""
     import matplotlib  # noqa: PLC0415
 
     matplotlib.use("svg")
@@ -193,7 +192,7 @@ def draw(path: Path, lines: Sequence[Line]) -> None:
         first, last = shown[0].sizes[0], shown[0].sizes[-1]
         x = np.array([first, first * (last / first) ** 0.42])
         for power, text, place in ((0, "no growth", "right"), (1, " in proportion", "left")):
-            y = 1.5e-4 * (x / first) ** power  # above all that starts small
+            y = 1.5e-4 * (x / first) ** power  # above every line that starts low
             panel.plot(x, y, color="#888888", linewidth=1.4, linestyle=":")
             panel.text(x[1], y[1], text, ha=place, va="bottom", color="#555555")
         panel.set_xlabel(axis.label)
@@ -222,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="small sizes, few turns, and no verdict")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the times")
     options = parser.parse_args(arguments)
-    gc.disable()  # a collection would count against whoever was there
+    gc.disable()  # a collection would count against the current call
     keep_freed_memory()
     console = Console()
     lines: list[Line] = []

@@ -1,19 +1,18 @@
-"""What the kit, the grader and the command cost: `python -m benchmarks.harness`.
+"""The cost of the kit, the grader and the command: `python -m benchmarks.harness`.
 
-Every figure is told against something that the same run measures:
+Every figure is a ratio to a baseline of the same run:
 
-- A step of the machine, against what the same operations cost on the bare cache. There are two such costs
-  of the programs that the machine drew: their calls alone, with arrays ready beforehand; and calls and reads,
-  all that a check of everything observable has to read after each line: every table, length and content, and
-  the counts. Likewise a *checked line* is the work of `Run`, which everything in the kit goes through; the
-  *machine* has Hypothesis draw the lines as well, which costs more than all checks together.
-- A planted bug, graded, against one of mutmut's mutants: the same tests, one process at a time; what either
-  does before the first, clean runs and the like, is told apart.
-- `tinyllm --help`, against an interpreter that starts and ends.
+- A step of the machine, against the same operations on the bare cache. There are two baselines: the calls
+  alone, with arrays made beforehand; and calls with reads of everything observable after each line: tables,
+  lengths, contents and counts. A *checked line* is the work of `Run` alone; the *machine* also lets
+  Hypothesis draw the lines, which costs more than all checks together.
+- A graded planted bug, against one of mutmut's mutants, with the same tests and one process at a time. The
+  clean runs before the first are separate.
+- `tinyllm --help`, against an empty interpreter.
 
-Processor time, since others may be busy on the machine: the fastest of all rounds for steps, the median of
-turns for the command. Faults are told in seconds that pass, as mutmut tells them. Needs the extra `check` and
-mutmut, on a POSIX system. Exit code: 0 every target is met, 1 one is missed.
+Steps and the command are measured in processor time, since the machine may be busy: the fastest of all rounds
+for steps, the median of turns for the command. Faults are measured in elapsed seconds, as mutmut does. Needs
+the extra `check` and mutmut, on a POSIX system. Exit code: 0 every target is met, 1 one is missed.
 """
 
 import argparse
@@ -46,11 +45,11 @@ ROOT = Path(__file__).parents[1]
 TESTS = "tests/own"
 METHODS = {"add": "add_seq", "table": "block_table", "len": "seq_len"}
 SAMPLE = ("*__mutmut_3", "*__mutmut_11", "*__mutmut_19")
-"""mutmut's names: the third mutant of each method, and so on: of all kinds, and a tenth of them."""
+"""Names of mutmut: the third mutant of each method, and so on; a tenth of all."""
 
 
 class Call(NamedTuple):
-    """A call, ready to be made, and what is live afterwards."""
+    """A prepared call, and the live sequences after it."""
 
     method: str
     args: tuple[Any, ...]
@@ -59,12 +58,12 @@ class Call(NamedTuple):
 
 
 class Recording(CacheMachine):
-    """The machine, which keeps its programs."""
+    """The machine, with its programs recorded."""
 
     programs: ClassVar[list[list[Op]]] = []
 
     def teardown(self) -> None:
-        """Keep the program."""
+        """Record the program."""
         try:
             super().teardown()
         finally:
@@ -73,16 +72,16 @@ class Recording(CacheMachine):
 
 
 class _Unchecked(Run):
-    """A run that makes the calls and tells the oracle, and never looks."""
+    """Makes the calls and updates the oracle, without checks."""
 
     def block_conservation(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     parent_immutability = finish = block_conservation
 
 
 class Unchecked(CacheMachine):
-    """The machine without its checks: it draws the same programs, for what it draws is up to the oracle."""
+    """The machine without checks; it draws the same programs, since the oracle decides what is drawn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,14 +96,14 @@ def recorded(seed: int, programs: int) -> list[list[Op]]:
 
 
 def drawn(machine: type[CacheMachine], seed: int, programs: int) -> None:
-    """Let a machine draw and run programs, with the profile `ci`; Hypothesis cuts a few more short."""
+    """Let a machine draw and run programs with the profile `ci`."""
     run_machine(
         PagedKVCache, shard(machine, seed, PagedKVCache), settings(profile("ci"), max_examples=programs)
     )
 
 
 def prepared(program: Sequence[Op]) -> list[Call]:
-    """The calls of a program; what they need is made beforehand."""
+    """The calls of a program, with their arguments made beforehand."""
     run, calls = Run(PagedKVCache), []
     for op in program:
         args: tuple[Any, ...] = op.args
@@ -118,13 +117,13 @@ def prepared(program: Sequence[Op]) -> list[Call]:
 
 
 def play(calls: Sequence[Call], *, reads: bool) -> PagedKVCache:
-    """Make the calls on a new cache, and read everything after each if asked to; the cache as it is then."""
+    """Make the calls on a new cache, with all reads after each if `reads`; returns the cache."""
     cache = PagedKVCache(*calls[0].args)
     for call in calls:
         if call.method != "new":
-            try:  # noqa: SIM105 - `suppress` takes as long as many a call
+            try:  # noqa: SIM105 - `suppress` takes as long as some calls
                 getattr(cache, call.method)(*call.args)
-            except Exception:  # noqa: S110 - to be refused is what the line is for
+            except Exception:  # noqa: S110 - the line may be a refusal
                 pass
         if reads and call.method != "close":
             for seq in call.live:
@@ -138,7 +137,7 @@ def play(calls: Sequence[Call], *, reads: bool) -> PagedKVCache:
 
 
 def check(programs: Sequence[Sequence[Op]]) -> None:
-    """Run programs, and hold the cache to every law after each line."""
+    """Run programs, with every law checked after each line."""
     for program in programs:
         run = Run(PagedKVCache)
         for op in program:
@@ -146,7 +145,7 @@ def check(programs: Sequence[Sequence[Op]]) -> None:
 
 
 def fastest(acts: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Processor seconds of each act, which take turns: the least of all rounds."""
+    """The least processor seconds of each act over all rounds; they take turns."""
     best = dict.fromkeys(acts, float("inf"))
     for _ in range(rounds):
         for name, act in acts.items():
@@ -157,12 +156,12 @@ def fastest(acts: dict[str, Callable[[], object]], rounds: int) -> dict[str, flo
 
 
 def steps(programs: int, rounds: int, seed: int = 0) -> list[Row]:
-    """What a line costs."""
+    """The cost of a line."""
     ops = recorded(seed, programs)
     calls = [prepared(program) for program in ops]
     lines = sum(map(len, ops))
     gc.collect()
-    gc.freeze()  # what is kept here is no garbage that a checked line has to be searched for
+    gc.freeze()  # the recorded programs must not slow collections during a checked line
     cost = fastest(
         {
             "calls": lambda: [play(one, reads=False) for one in calls],
@@ -187,7 +186,7 @@ def steps(programs: int, rounds: int, seed: int = 0) -> list[Row]:
 
 
 def tracked(folder: Path) -> None:
-    """Copy the files of the project that are tracked: mutmut writes where it runs."""
+    """Copy the tracked files of the project: mutmut writes into its folder."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True)  # noqa: S607
     for name in filter(None, listed.stdout.split("\0")):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -195,7 +194,7 @@ def tracked(folder: Path) -> None:
 
 
 def mutmut(names: Sequence[str]) -> tuple[float, float, int]:
-    """Seconds a mutant, seconds before the first, and how many there were."""
+    """Seconds a mutant, seconds before the first, and the number of mutants."""
     with tempfile.TemporaryDirectory() as folder:
         tracked(Path(folder))
         started = time.monotonic()
@@ -219,11 +218,11 @@ def listener(what, *_):
 Grader((sys.argv[1],), bugs.reference(), chosen).grade(listener)
 print(json.dumps([(at["bug"] - at["clean"]) / len(chosen), at["clean"] - at["start"], len(chosen)]))
 """
-"""In an interpreter of its own: the processes that the grader starts load the file that their parent ran."""
+"""Run in its own interpreter, since the grader's processes load the main file of their parent."""
 
 
 def grade(every: int) -> tuple[float, float, int]:
-    """Seconds a planted bug, seconds of the clean runs before, and how many bugs there were."""
+    """Seconds a planted bug, seconds of the clean runs before, and the number of bugs."""
     command = [sys.executable, "-c", GRADE, TESTS, str(every)]
     done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     bug, clean, count = json.loads(done.stdout)
@@ -231,7 +230,7 @@ def grade(every: int) -> tuple[float, float, int]:
 
 
 def faults(names: Sequence[str], every: int) -> list[Row]:
-    """What a fault costs, planted or mutated."""
+    """The cost of a fault, planted or mutated."""
     (mutant, before, mutated), (bug, clean, planted) = mutmut(names), grade(every)
     print(f"{mutated} mutants: {mutant:.2f} s each, {before:.1f} s before them")
     print(f"{planted} planted bugs: {bug:.2f} s each, each killed twice; {clean:.1f} s of clean runs before")
@@ -242,13 +241,13 @@ def faults(names: Sequence[str], every: int) -> list[Row]:
 
 
 def children() -> float:
-    """Processor seconds of the processes that have ended: what they take when nobody else is there."""
+    """Processor seconds of the ended child processes."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def startup(turns: int) -> list[Row]:
-    """What `tinyllm --help` takes beyond an interpreter that does nothing."""
+    """The processor time of `tinyllm --help` beyond an empty interpreter."""
     commands = {"help": ["-m", "tinyllm", "--help"], "bare": ["-c", "pass"]}
     took: dict[str, list[float]] = {name: [] for name in commands}
     for _ in range(turns):
@@ -265,7 +264,7 @@ PARTS: dict[str, tuple[Callable[[], list[Row]], Callable[[], list[Row]]]] = {
     "faults": (lambda: faults(SAMPLE, 1), lambda: faults(["*seq_len__mutmut_*"], 9)),
     "startup": (lambda: startup(15), lambda: startup(3)),
 }
-"""What can be measured: at length, and quickly."""
+"""The measurements: in full, and quick."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

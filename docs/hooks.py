@@ -1,8 +1,8 @@
-"""What code and docstrings say of themselves, as pages; the hooks of mkdocs.yml.
+"""Pages made from code and docstrings; the hooks of mkdocs.yml.
 
-`python docs/hooks.py` writes those that lie in this folder: the trace language and the command line. The site
-alone has bugs (from the TOML), interfaces (from docstrings), how to get it (from README.md), and the source
-files that pages link to.
+`python docs/hooks.py` writes two pages into this folder: the trace language and the command line. Only the
+site has the bugs (from TOML), the interfaces (from docstrings), Getting it (from README.md), and the linked
+source files.
 """
 
 import html
@@ -73,17 +73,17 @@ INTERFACES = {
     ),
 }
 OUTSIDE = re.compile(r"\]\((?:\.\./)+((?!\.\.)[\w./-]+\.\w+(?:#[\w-]+)?)\)")
-"""A link of a page to a file of the repository that is no page."""
+"""A link from a page to a repository file that is no page."""
 SHOWN_BY = {
     "README.md#getting-it": "getting.md",
     "mutants/README.md": "bugs/index.md",
     "tinyllm/testing/contract.py": "api/kit.md",
 }
-"""Of such links, those to what the site has a page for."""
+"""Links to files that have a page on the site."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put what is made here into the navigation."""
+    """Add the generated pages to the navigation."""
     parts = {
         name: pages for entry in config.nav or [] if isinstance(entry, dict) for name, pages in entry.items()
     }
@@ -96,7 +96,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add what is made here."""
+    """Add the generated pages."""
     made = {"getting.md": getting_page(), "bugs/index.md": bugs_page()}
     made |= {f"api/{name}.md": interface_page(*what) for name, what in INTERFACES.items()}
     for bug in bugs.load_set("all"):
@@ -111,7 +111,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
-    """Point links to files of the repository to their pages here."""
+    """Redirect links to repository files to their pages."""
     up = "../" * page.file.src_uri.count("/")
     return OUTSIDE.sub(
         lambda found: f"]({up}{source_name(found[1])})" if outside(found[1]) else found[0], markdown
@@ -119,37 +119,37 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def linked() -> set[str]:
-    """The files of the repository that pages link to, and that the site has no other page for."""
+    """The repository files that pages link to, without a page of their own."""
     pages = [path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")]
     links = {link for text in pages for link in OUTSIDE.findall(text) if outside(link)}
     return {link.partition("#")[0] for link in links - SHOWN_BY.keys()}
 
 
 def outside(link: str) -> bool:
-    """Whether a link is to a file of the repository, and to no page."""
+    """Whether a link leads to a repository file that is no page."""
     path = link.partition("#")[0]
     return (ROOT / path).is_file() and not (DOCS / path).is_file()
 
 
 def source_name(link: str) -> str:
-    """Where the page of a file is; MkDocs leaves out what begins with a dot."""
+    """The name of a file's page; MkDocs ignores names with a leading dot."""
     return SHOWN_BY.get(link) or f"sources/{link.partition('#')[0].lstrip('.')}.md"
 
 
 def source_page(path: str) -> str:
-    """A page with a file of the repository."""
+    """A page with the text of a repository file."""
     text = (ROOT / path).read_text(encoding="utf-8").rstrip()
     return f"# {path}\n\n````{Path(path).suffix[1:]}\n{text}\n````\n"
 
 
 def getting_page() -> str:
-    """The section of README.md."""
+    """The page Getting it, from README.md."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     return "# Getting it\n" + readme.partition("\n## Getting it\n")[2].partition("\n## ")[0]
 
 
 def trace_page() -> str:
-    """The trace language, as its module describes it."""
+    """The page of the trace language, from its module."""
     first, _, rest = (trace.__doc__ or "").partition("\n")
     forms = ", ".join(f"`{name}`" for name in trace.FORMS)
     used = """
@@ -161,7 +161,7 @@ A witness of a planted bug is a trace, and so are a shrunk counterexample and a 
 
 
 def bugs_page() -> str:
-    """All bugs in tables."""
+    """The page with all bugs in tables."""
     parts = ["# The bugs\n", "One at a time is planted in a correct cache. What each of them teaches: "]
     parts[1] += "what a user would see, the law it breaks, and the shortest program that shows it.\n"
     for name, (title, about) in SETS.items():
@@ -175,7 +175,7 @@ def bugs_page() -> str:
 
 
 def bug_page(bug: bugs.Bug) -> dict[str, str]:
-    """A page with a bug, and the picture of its witness."""
+    """The page of a bug, and the picture of its witness."""
     required = " It is required: a suite that misses it fails." if bug.required else ""
     survives = " It is no bug: no good suite may object to it." if bug.survives else ""
     facts = {
@@ -259,7 +259,7 @@ def cell(text: str) -> str:
 
 
 WRITTEN = {"trace.md": trace_page, "commands.md": commands_page}
-"""The pages in this folder that are made here, so that they can be read without the site."""
+"""The generated pages in this folder, readable without the site."""
 
 if __name__ == "__main__":
     for name, page in WRITTEN.items():

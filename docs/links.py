@@ -1,4 +1,4 @@
-"""Check the built site: every link within it leads somewhere, and nothing is loaded from elsewhere."""
+"""Check the built site: internal links resolve, and no page loads anything from elsewhere."""
 
 import sys
 from html.parser import HTMLParser
@@ -9,7 +9,7 @@ LOADS = {("script", "src"), ("img", "src"), ("link", "href"), ("iframe", "src"),
 
 
 class Links(HTMLParser):
-    """Gathers the links, the anchors and what is loaded of one page."""
+    """The links, the anchors and the loaded resources of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -19,7 +19,7 @@ class Links(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """A tag begins."""
+        """Collect the attributes of a tag."""
         given = {name: value or "" for name, value in attrs}
         self.anchors |= {given[name] for name in ("id", "name") if name in given}
         for name in ("href", "src"):
@@ -30,7 +30,7 @@ class Links(HTMLParser):
 
 
 def problems(site: Path) -> list[str]:
-    """What is wrong with the site in a folder."""
+    """The problems of the site in a folder."""
     pages = {path.resolve(): Links(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
     found = []
     for path, page in pages.items():

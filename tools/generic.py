@@ -3,11 +3,10 @@
     python -m tools.generic            run mutmut at the root, then the account
     python -m tools.generic --no-run   the account of the last run
 
-mutmut changes each line in every way it knows; `tests/own` is to notice each change. One that cannot be is
-listed in `equivalent.toml` with its diff and the reason why it changes nothing that anyone can observe. It
-then has to survive the deep profile, and every trace that kills a bug or is a directed case, since a change
-that those notice is no equivalent. Anything else fails: a survivor that is not listed, one that is listed and
-is killed, a list too long, and a timeout, which says nothing unless it is known why the mutant never ends.
+mutmut changes each line in every way it knows, and `tests/own` must notice each change. A change with no
+observable effect is listed in `equivalent.toml` with its diff and the reason. It must survive the deep
+profile, every trace that kills a bug, and every directed case. The account fails for a survivor that is not
+listed, a listed change that is killed, a list too long, and a timeout.
 """
 
 import argparse
@@ -25,7 +24,7 @@ from tinyllm.grading.worker import Job, run
 from tinyllm.jobs import process
 
 LISTED = Path(__file__).with_name("equivalent.toml")
-MOST = 0.05  # of all mutants may be listed
+MOST = 0.05  # share of the mutants that may be listed
 MACHINE = ("tests/own/test_machine.py",)
 DEEP = 3600.0  # seconds, for the deep run of one listed mutant
 QUIET = {"killed", "caught by type check"}
@@ -45,29 +44,29 @@ def results() -> dict[str, str]:
 
 
 def change(name: str) -> str:
-    """The lines that a mutant takes out and puts in, marked - and +."""
+    """The removed and added lines of a mutant, marked - and +."""
     lines = mutmut("show", name).splitlines()
     changed = (line for line in lines if line[:1] in {"-", "+"} and line[:3] not in {"---", "+++"})
     return "\n".join(line[0] + line[1:].strip() for line in changed)
 
 
 def listed() -> dict[str, str]:
-    """The listed changes, each with its reason."""
+    """The listed changes and their reasons."""
     entries = tomllib.loads(LISTED.read_text(encoding="utf-8")).get("mutant", [])
     return {entry["change"].strip(): entry["reason"] for entry in entries}
 
 
 def apply(source: str, text: str) -> str:
-    """The source with the change of one line in it. Raises ValueError unless that line is there once."""
+    """The source with one line changed. Raises ValueError unless that line occurs once."""
     old, new = (line[1:] for line in sorted(text.splitlines(), key=lambda line: line[0] == "+"))
     hits = [line for line in source.splitlines() if line.strip() == old]
     if len(hits) != 1:
-        raise ValueError(f"this line stands {len(hits)} times in the source: {old}")
+        raise ValueError(f"this line occurs {len(hits)} times in the source: {old}")
     return source.replace(hits[0], hits[0].replace(old, new))
 
 
 def noticed(text: str) -> str:
-    """What notices a listed change: a trace, or the machine in the deep profile; empty if nothing does."""
+    """The trace or the deep run that notices a listed change; empty if none does."""
     from tinyllm.testing.check import run_directed  # noqa: PLC0415 - the kit judges here, and grades nothing
     from tinyllm.testing.directed import DIRECTED  # noqa: PLC0415
     from tinyllm.testing.run import replay  # noqa: PLC0415
@@ -87,12 +86,12 @@ def noticed(text: str) -> str:
     job = Job(MACHINE, mutant, seed=0, options=("--hypothesis-profile=tinyllm-deep",))
     ended = process.call(run, job, timeout=DEEP)
     if ended.how != "done" or ended.value.broken:
-        return f"the deep run did not go through ({ended.how})\n{ended.output[-2000:]}"
+        return f"the deep run did not finish ({ended.how})\n{ended.output[-2000:]}"
     return "".join(f"{kill.test}: {kill.message}\n" for kill in ended.value.kills)
 
 
 def account(minutes: float | None) -> list[str]:
-    """Print the figures; return what is wrong."""
+    """Print the figures; returns the problems."""
     status = results()
     alive = {name: change(name) for name, how in status.items() if how not in QUIET}
     known = listed()
@@ -111,11 +110,11 @@ def account(minutes: float | None) -> list[str]:
 
 
 def main() -> int:
-    """Run, account, and hold the listed ones to the deep profile; 0 when all is accounted for."""
+    """Run mutmut, account for its survivors, and run the listed ones deep; 0 without a problem."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--no-run", action="store_true", help="account for the last run")
+    parser.add_argument("--no-run", action="store_true", help="use the results of the last run")
     parser.add_argument(
         "--no-deep", action="store_true", help="leave out the deep runs of the listed mutants"
     )
