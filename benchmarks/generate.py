@@ -25,7 +25,7 @@ from rich.progress import Progress
 from rich.table import Table
 from threadpoolctl import threadpool_limits
 
-from benchmarks.cache import Row, chunk, keep_freed_memory
+from benchmarks.cache import Row, chunk, keep_freed_memory, tell
 from tinyllm.infer.planning import blocks_for_lengths, bytes_per_token
 from tinyllm.llm.batch import Batch, BatchFigures, Request
 from tinyllm.llm.beams import beam_search
@@ -183,10 +183,10 @@ def main() -> int:
                         bar.advance(total)
         console.print(speeds)
         memory, runs = _memory(model, lambda: bar.advance(total))
-    console.print(_table(memory))
+    missed = tell(memory, "memory", "memory")
     if arguments.svg:
         draw(arguments.svg, runs)
-    return int(any(row.verdict() == "missed" for row in rows + memory))
+    return int(missed or any(row.verdict() == "missed" for row in rows))
 
 
 def _memory(model: Llama, tell: Callable[[], None]) -> tuple[list[Row], dict[str, tuple[BatchFigures, int]]]:
@@ -222,15 +222,6 @@ def _memory(model: Llama, tell: Callable[[], None]) -> tuple[list[Row], dict[str
     empty = 100 * (1 - sum(long) / (blocks_for_lengths(long, BLOCK) * BLOCK))
     rows.append(Row(f"the {len(long)} of them from 512 positions: slots empty", "held", empty, WASTE, " %"))
     return rows, runs
-
-
-def _table(rows: list[Row]) -> Table:
-    table = Table("memory", "share of", "measured", "at most", "target")
-    for row in rows:
-        most = "" if row.target is None else f"{row.target:g}{row.unit}"
-        style = "bold red" if row.verdict() == "missed" else None
-        table.add_row(row.what, row.baseline, f"{row.ratio:.3g}{row.unit}", most, row.verdict(), style=style)
-    return table
 
 
 if __name__ == "__main__":

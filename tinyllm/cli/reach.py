@@ -147,10 +147,9 @@ def reach(
 
 
 def _read(file: Path) -> Report:
+    text = reading.text(file)
     try:
-        return Report.from_json(json.loads(reading.text(file)))
-    except (OSError, UnicodeDecodeError) as error:
-        fail(USAGE, f"{file} cannot be read: {getattr(error, 'strerror', None) or error}")
+        return Report.from_json(json.loads(text))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
         fail(USAGE, f"{file} is no report of `tinyllm soak --json`")
 

@@ -7,22 +7,24 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
+from tinyllm.cli.screen import fail
+from tinyllm.exit_codes import USAGE
+
 LARGEST = 1 << 26  # bytes of a file; a trace of a million lines has a quarter of it
 
 
-def text(path: Path) -> str:
-    """The text of a file, or of a pipe to its end. Raises OSError, or UnicodeDecodeError."""
-    return _read(path, kept=False).decode("utf-8")
+def text(path: Path, *, stdin: bool = False) -> str:
+    """The text of a file, of a pipe, or of stdin if `stdin`; exits with a message if it cannot be read."""
+    try:
+        data = _whole(sys.stdin.buffer, "stdin") if stdin else _read(path, kept=False)
+        return data.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        fail(USAGE, f"{path} cannot be read: {getattr(error, 'strerror', None) or error}")
 
 
 def kept(path: Path) -> bytes:
     """The bytes of a regular file that was found in a folder. Raises OSError."""
     return _read(path, kept=True)
-
-
-def stdin() -> str:
-    """The text of standard input, to its end. Raises OSError, or UnicodeDecodeError."""
-    return _whole(sys.stdin.buffer, "stdin").decode("utf-8")
 
 
 def _read(path: Path, *, kept: bool) -> bytes:

@@ -29,11 +29,9 @@ def replay(
 
     console = terminal()
     impl = chosen(impl, command)
+    text = reading.text(file)
     try:
-        text = reading.text(file)
         run = Run(load(impl))
-    except (OSError, UnicodeDecodeError) as error:
-        fail(USAGE, f"{file} cannot be read: {getattr(error, 'strerror', None) or error}")
     except (ImplementationError, ValueError) as error:
         fail(USAGE, str(error))
     number, lines = 0, text.splitlines()

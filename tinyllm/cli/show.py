@@ -57,7 +57,7 @@ def show(
     if step and str(file) == "-":
         fail(USAGE, "--step waits for Enter on stdin, and - reads the program from there")
     check_writable(svg)
-    text = EXAMPLE if file is None else _read(file)
+    text = EXAMPLE if file is None else reading.text(file, stdin=str(file) == "-")
     name = "the example" if file is None else "stdin" if str(file) == "-" else str(file)
     try:
         factory = load(f"exec:{command}" if command else impl)
@@ -100,13 +100,6 @@ def _source(file: Path | None, impl: str | None, *, example: bool) -> tuple[Path
     if impl is not None:
         fail(USAGE, f"--example replaces FILE.trace and takes IMPL alone; got {file} and {impl}")
     return None, str(file or REFERENCE)
-
-
-def _read(file: Path) -> str:
-    try:
-        return reading.stdin() if str(file) == "-" else reading.text(file)
-    except (OSError, UnicodeDecodeError) as error:
-        fail(USAGE, f"{file} cannot be read: {getattr(error, 'strerror', None) or error}")
 
 
 def _draw(console: Console, path: Path, frames: "list[Frame]", title: str) -> None:
