@@ -26,10 +26,29 @@ Named = Callable[[str], Factory]
 Breaks = Callable[[Callable[[], object]], LawBroken]
 Again = Callable[[Factory, LawBroken], None]
 
-FEW = settings(profile("ci"), max_examples=10)
-QUICK = {name: case for name, case in DIRECTED.items() if not name[0].isdigit()}
-"""The directed cases without those that take seconds."""
+FEW = settings(profile("ci"), max_examples=3)
+EVERY = CATALOGUE, DIRECTED
+QUICK = (
+    {name: entry for name, entry in CATALOGUE.items() if name != "test_random_ops_conserve_blocks"},
+    {name: case for name, case in DIRECTED.items() if not name[0].isdigit()},
+)
+"""Both without those that take a second."""
 BUGS = [bug for bug in load_set("all") if not bug.survives]
+FIRST = {bug.laws: bug.id for bug in reversed(BUGS)}.values()
+"""A bug for each set of laws; the others take long."""
+
+
+@pytest.fixture(autouse=True)
+def hold_to(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, Any], None]:
+    """Which catalogue and which directed cases `check_cache` has: the quick ones, unless a test says so."""
+
+    def hold(catalogue: Any, directed: Any) -> None:
+        monkeypatch.setattr(check_module, "CATALOGUE", catalogue)
+        monkeypatch.setattr(check_module, "DIRECTED", directed)
+
+    hold(*QUICK)
+    return hold
+
 
 WRONG = {
     "wrong_caches:TableAsList": 1,
@@ -104,11 +123,10 @@ WRONG = {
 
 @pytest.mark.parametrize(("name", "law"), WRONG.items())
 def test_a_wrong_cache_breaks_its_law(
-    name: str, law: int, named: Named, breaks: Breaks, again: Again, monkeypatch: pytest.MonkeyPatch
+    name: str, law: int, named: Named, breaks: Breaks, again: Again
 ) -> None:
     factory = named(name)
-    if law > 15:  # only at the end, since the ten methods come first
-        monkeypatch.setattr(check_module, "DIRECTED", QUICK)
+    # Beyond the ten methods only at the end, since these come first.
     broken = breaks(lambda: check_cache(factory, settings=FEW if law > 15 else None))
     assert broken.law == law, str(broken)
     assert str(broken).startswith(f"law {law}, {LAWS[law][0]}: ")
@@ -116,14 +134,13 @@ def test_a_wrong_cache_breaks_its_law(
     again(factory, broken)
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.id)
-def test_a_planted_bug_breaks_its_law(
-    bug: Bug, named: Named, breaks: Breaks, again: Again, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    factory, beyond = named(bug.id), bug.id.startswith("e")
-    if beyond:
-        monkeypatch.setattr(check_module, "DIRECTED", QUICK)
-    broken = breaks(lambda: check_cache(factory, settings=FEW if beyond else None))
+@pytest.mark.parametrize(
+    "bug",
+    [pytest.param(bug, id=bug.id, marks=[] if bug.id in FIRST else pytest.mark.long) for bug in BUGS],
+)
+def test_a_planted_bug_breaks_its_law(bug: Bug, named: Named, breaks: Breaks, again: Again) -> None:
+    factory = named(bug.id)
+    broken = breaks(lambda: check_cache(factory, settings=FEW if bug.id.startswith("e") else None))
     assert broken.law in bug.laws, str(broken)
     again(factory, broken)
 
@@ -174,8 +191,9 @@ PLAIN = {
 
 @pytest.mark.parametrize(("name", "case", "law"), [(name, *rest) for name, rest in PLAIN.items()])
 def test_a_case_in_plain_calls_finds_what_it_is_for(
-    name: str, case: str, law: int, named: Named, breaks: Breaks
+    name: str, case: str, law: int, named: Named, breaks: Breaks, hold_to: Callable[[Any, Any], None]
 ) -> None:
+    hold_to(*EVERY)
     broken = breaks(lambda: run_directed(named(name), case))
     assert (broken.law, broken.trace) == (law, ""), str(broken)
     assert str(broken).startswith(f"law {law} ({LAWS[law][0]}): expected ")
@@ -189,8 +207,10 @@ def test_a_directed_case_finds_what_it_is_for(
     named: Named,
     breaks: Breaks,
     again: Again,
+    hold_to: Callable[[Any, Any], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    hold_to(*EVERY)
     monkeypatch.setattr("tinyllm.testing.shrink.WORK", 5_000)  # the programs of the last two are long
     factory = named(name)
     broken = breaks(lambda: run_directed(factory, case))
@@ -215,21 +235,22 @@ def test_every_law_that_others_are_held_to_has_a_wrong_cache_here() -> None:
 RIGHT = ["other_caches:Naive", "other_caches:Queue", "wrong_manners:WrongClassDeclared"]
 
 
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize(
+    ("name", "held", "programs"),
+    [
+        *((name, QUICK, 3) for name in RIGHT),
+        *(pytest.param(name, EVERY, 10, marks=pytest.mark.long) for name in RIGHT),
+    ],
+)
 def test_a_right_cache_built_in_another_way_passes(
-    name: str, named: Named, monkeypatch: pytest.MonkeyPatch
+    name: str, held: Any, programs: int, named: Named, hold_to: Callable[[Any, Any], None]
 ) -> None:
-    cases = DIRECTED
-    if name != RIGHT[0]:  # the slowest cases once only
-        cases = QUICK
-        monkeypatch.setattr(check_module, "DIRECTED", cases)
-    report = check_cache(named(name), settings=FEW, seed=3)
-    names = [
-        *(f"catalogue: {one}" for one in CATALOGUE),
-        *(f"directed: {one}" for one in cases),
-    ]
+    hold_to(*held)
+    catalogue, cases = held
+    report = check_cache(named(name), settings=settings(FEW, max_examples=programs), seed=3)
+    names = [*(f"catalogue: {one}" for one in catalogue), *(f"directed: {one}" for one in cases)]
     assert report.checked == (*names, "machine: random programs")
-    assert report.programs >= 10
+    assert report.programs >= programs
     assert report.lines > report.programs
     assert report.seconds > 0
     missing = ("exact-errors",) if name == "wrong_manners:WrongClassDeclared" else ()
@@ -266,7 +287,7 @@ def test_capabilities_of_a_method_are_those_of_its_owner() -> None:
 
 
 @pytest.mark.parametrize("odds", [0.004, 0.04])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 3))])
 def test_a_cache_that_fails_now_and_then_is_no_puzzle(seed: int, odds: float, breaks: Breaks) -> None:
     dice = random.Random(seed)
 
@@ -284,7 +305,7 @@ def test_a_cache_that_fails_now_and_then_is_no_puzzle(seed: int, odds: float, br
     assert not getattr(broken, "__notes__", [])
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_two_broken_laws_under_foreign_settings_are_no_group(seed: int, breaks: Breaks) -> None:
     class TwiceWrong(PagedKVCache):
         def seq_len(self, seq_id: int, layer: int = 0) -> int:
@@ -310,13 +331,14 @@ def test_a_warning_is_a_broken_law_wherever_warnings_are_let_through(named: Name
 
 
 @pytest.mark.parametrize("error", [FailedHealthCheck("slow"), Flaky("odd"), KeyboardInterrupt()], ids=repr)
-def test_what_is_no_finding_comes_through(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_finding_comes_through(
+    error: BaseException, hold_to: Callable[[Any, Any], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
     monkeypatch.setattr(check_module, "run_state_machine_as_test", fail)
-    monkeypatch.setattr(check_module, "CATALOGUE", {})
-    monkeypatch.setattr(check_module, "DIRECTED", {})
+    hold_to({}, {})
     with pytest.raises(type(error)):
         check_cache(PagedKVCache)
 
@@ -335,7 +357,7 @@ def test_an_interrupt_inside_the_cache_is_no_finding() -> None:
 
 
 def test_what_the_catalogue_alone_sees_is_a_broken_law_too(
-    breaks: Breaks, monkeypatch: pytest.MonkeyPatch
+    breaks: Breaks, hold_to: Callable[[Any, Any], None]
 ) -> None:
     class LongSequences(PagedKVCache):
         """Wrong beyond any length that the machine reaches."""
@@ -344,7 +366,7 @@ def test_what_the_catalogue_alone_sees_is_a_broken_law_too(
             k, v = super().gather(seq_id, layer)
             return (k, v) if k.shape[1] < 90 else (k + np.float16(1), v)
 
-    monkeypatch.setattr(check_module, "DIRECTED", {})
+    hold_to(QUICK[0], {})
     broken = breaks(lambda: check_cache(LongSequences, settings=FEW))
     assert (broken.law, broken.name) == (3, "test_gather_matches_contiguous_float16")
     assert broken.expected == CATALOGUE[broken.name].checks
