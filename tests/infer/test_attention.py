@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -135,8 +135,7 @@ TILES = st.sampled_from([1, 2, 3, 5, 16, 1024])
 FEWS = st.sampled_from([0, 4096])
 
 
-@given(ragged(), st.integers(1, 4), st.integers(1, 30), TILES, FEWS)
-def test_both_ways_match_the_oracle_on_either_cache(
+def both_ways_match_the_oracle_on_either_cache(
     made: Twins, group: int, tokens: int, tile: int, few: int
 ) -> None:
     for seq_id, (k, v) in made.arrays.items():
@@ -153,6 +152,15 @@ def test_both_ways_match_the_oracle_on_either_cache(
             np.testing.assert_allclose(a, expected, rtol=0, atol=most)
             assert_same_bits(a, b)  # where the blocks lie changes nothing
         np.testing.assert_allclose(paged[0], paged[1], rtol=0, atol=most)
+
+
+QUERIES = given(ragged(), st.integers(1, 4), st.integers(1, 30), TILES, FEWS)
+test_both_ways_match_the_oracle_on_either_cache = settings(max_examples=50)(
+    QUERIES(both_ways_match_the_oracle_on_either_cache)
+)
+test_both_ways_match_the_oracle_on_either_cache_at_length = pytest.mark.long(
+    QUERIES(both_ways_match_the_oracle_on_either_cache)
+)
 
 
 @pytest.mark.parametrize("n", [1023, 1024, 1025, 2048, 3000])

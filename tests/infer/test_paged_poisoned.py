@@ -47,8 +47,13 @@ def poisoned(value: float, source: str) -> Any:
     return cls
 
 
-@pytest.mark.parametrize("value", [np.nan, 7.25])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("value", "seed"),
+    [
+        (np.nan, 0),
+        *(pytest.param(*one, marks=pytest.mark.long) for one in ((np.nan, 1), (7.25, 0), (7.25, 1))),
+    ],
+)
 def test_nothing_of_what_was_in_the_pool_is_ever_seen(value: float, seed: int) -> None:
     cls = poisoned(value, bugs.reference().source)
     run_state_machine_as_test(shard(Zeroed, seed, cls), settings=FEW)

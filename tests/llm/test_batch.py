@@ -35,22 +35,25 @@ def need(requests: list[Request], block_size: int) -> int:
     return max(-(-(len(r.ids) + r.max_tokens - 1) // block_size) for r in requests)
 
 
-REQUESTS = st.lists(
-    st.builds(
-        Request,
-        ids=st.lists(st.integers(0, 63), min_size=1, max_size=20),
-        max_tokens=st.integers(1, 12),
-        sampling=st.builds(Sampling, st.sampled_from([0.0, 0.8]), st.just(0.9), st.integers(0, 9)),
-        stop=st.sets(st.integers(0, 63), max_size=2),
+REQUESTS = given(
+    st.lists(
+        st.builds(
+            Request,
+            ids=st.lists(st.integers(0, 63), min_size=1, max_size=20),
+            max_tokens=st.integers(1, 12),
+            sampling=st.builds(Sampling, st.sampled_from([0.0, 0.8]), st.just(0.9), st.integers(0, 9)),
+            stop=st.sets(st.integers(0, 63), max_size=2),
+        ),
+        min_size=1,
+        max_size=7,
     ),
-    min_size=1,
-    max_size=7,
+    st.integers(1, 5),
+    st.integers(0, 8),
+    st.lists(st.integers(0, 4), min_size=7, max_size=7),
 )
 
 
-@settings(deadline=None)
-@given(REQUESTS, st.integers(1, 5), st.integers(0, 8), st.lists(st.integers(0, 4), min_size=7, max_size=7))
-def test_each_request_says_what_it_says_alone(
+def each_request_says_what_it_says_alone(
     requests: list[Request], block_size: int, spare: int, pauses: list[int]
 ) -> None:
     """For every pool from the longest request's need on, and whenever the others arrive."""
@@ -73,6 +76,14 @@ def test_each_request_says_what_it_says_alone(
     assert figures.peak_blocks <= cache.num_blocks
     assert max(figures.used) <= figures.peak_blocks
     assert 0 <= figures.peak_waste < 1
+
+
+test_each_request_says_what_it_says_alone = settings(max_examples=40)(
+    REQUESTS(each_request_says_what_it_says_alone)
+)
+test_each_request_says_what_it_says_alone_at_length = pytest.mark.long(
+    REQUESTS(each_request_says_what_it_says_alone)
+)
 
 
 def test_a_pool_of_the_least_size_preempts_and_replays() -> None:

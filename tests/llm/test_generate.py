@@ -232,11 +232,7 @@ def leads(ids: list[int], prompt: list[int]) -> list[float]:
     return [float(best - second) for second, best in (np.partition(row, -2)[-2:] for row in rows)]
 
 
-@settings(deadline=None)
-@given(
-    st.lists(st.integers(0, 63), min_size=1, max_size=6), st.integers(1, 12), st.integers(1, 9), st.booleans()
-)
-def test_lookup_says_what_greedy_says(unit: list[int], times: int, block_size: int, paged: bool) -> None:
+def lookup_says_what_greedy_says(unit: list[int], times: int, block_size: int, paged: bool) -> None:
     prompt = unit * times
     cache: Any = new_pool(TOY, 150, block_size) if paged else Contiguous(TOY, 150)
     plain = generate(MODEL, prompt, max_tokens=30).outputs[0].ids
@@ -246,6 +242,13 @@ def test_lookup_says_what_greedy_says(unit: list[int], times: int, block_size: i
             return
         assert a == b
     assert len(found) == 30
+
+
+REPEATS = given(
+    st.lists(st.integers(0, 63), min_size=1, max_size=6), st.integers(1, 12), st.integers(1, 9), st.booleans()
+)
+test_lookup_says_what_greedy_says = settings(max_examples=25)(REPEATS(lookup_says_what_greedy_says))
+test_lookup_says_what_greedy_says_at_length = pytest.mark.long(REPEATS(lookup_says_what_greedy_says))
 
 
 # Where sequences are kept

@@ -21,6 +21,7 @@ def prompt(tokenizer: Tokenizer, text: str = STORY) -> list[int]:
     return tokenizer.encode(text)
 
 
+@pytest.mark.long  # with the toy, and on the model's prompts in test_golden.py, in every commit
 @pytest.mark.parametrize("block_size", [9, 16])  # the first divides the prompt
 def test_logits_of_both_caches_are_equal_bit_for_bit_at_every_step(
     llama: Llama, tokenizer: Tokenizer, block_size: int
@@ -41,8 +42,8 @@ def test_logits_of_both_caches_are_equal_bit_for_bit_at_every_step(
 def test_outputs_share_the_prompt(llama: Llama, tokenizer: Tokenizer) -> None:
     ids = prompt(tokenizer) * 3
     sampling = Sampling(0.8, seed=1)
-    many = generate(llama, ids, max_tokens=8, n=4, sampling=sampling)
-    copies = generate(llama, ids, max_tokens=8, n=4, sampling=sampling, cache=Contiguous(llama.config, 70))
+    many = generate(llama, ids, max_tokens=3, n=4, sampling=sampling)
+    copies = generate(llama, ids, max_tokens=3, n=4, sampling=sampling, cache=Contiguous(llama.config, 60))
     assert many.outputs == copies.outputs
     assert len({tuple(output.ids) for output in many.outputs}) == 4
     assert many.figures.shared_blocks == 4  # before the first of them writes into the last one

@@ -50,15 +50,22 @@ def test_the_logits_of_the_prompts(llama: Llama, truth: Truth) -> None:
         assert np.abs(in_one_number - truth[f"{name}_logsumexp"]).max() < 1e-3
 
 
+HOW_MANY = pytest.mark.parametrize(
+    ("name", "most"), [("plain", 6), *(pytest.param(name, 50, marks=pytest.mark.long) for name in PROMPTS)]
+)
+"""A prompt and the ids after it; decoding with the model is what takes long."""
+
+
+@HOW_MANY
 @pytest.mark.parametrize("dtype", [pytest.param(np.float16, marks=pytest.mark.long), np.float32])
 def test_the_ids_on_the_contiguous_cache(
-    llama: Llama, truth: Truth, dtype: Any, greedy: Callable[..., list[int]]
+    llama: Llama, truth: Truth, dtype: Any, name: str, most: int, greedy: Callable[..., list[int]]
 ) -> None:
-    for name in PROMPTS:
-        ids = greedy(llama, contiguous(llama, dtype), truth[f"{name}_prompt"].tolist(), 50)
-        assert ids == truth[f"{name}_ids"].tolist(), name
+    ids = greedy(llama, contiguous(llama, dtype), truth[f"{name}_prompt"].tolist(), most)
+    assert ids == truth[f"{name}_ids"].tolist()[:most]
 
 
+@HOW_MANY
 @pytest.mark.parametrize(
     ("block_size", "attention"), [pytest.param(1, gathered, marks=pytest.mark.long), (16, in_place)]
 )
@@ -67,15 +74,18 @@ def test_the_ids_on_the_paged_cache(
     truth: Truth,
     block_size: int,
     attention: Attention,
+    name: str,
+    most: int,
     greedy: Callable[..., list[int]],
 ) -> None:
     model = Llama(llama.config, llama.weights, attention)
-    for name in PROMPTS:
-        ids = greedy(model, paged(llama, block_size), truth[f"{name}_prompt"].tolist(), 50)
-        assert ids == truth[f"{name}_ids"].tolist(), name
+    ids = greedy(model, paged(llama, block_size), truth[f"{name}_prompt"].tolist(), most)
+    assert ids == truth[f"{name}_ids"].tolist()[:most]
 
 
-@pytest.mark.parametrize("block_size", [1, 7, 16])
+@pytest.mark.parametrize(
+    "block_size", [pytest.param(1, marks=pytest.mark.long), 7, pytest.param(16, marks=pytest.mark.long)]
+)
 def test_paging_changes_no_bit_of_the_logits(llama: Llama, truth: Truth, block_size: int) -> None:
     prompt = truth["chat_prompt"]
     parts = (prompt[:20], prompt[20:], *([i] for i in truth["chat_ids"][:5]))

@@ -1,11 +1,12 @@
 """The kit as pytest sees it: options, shards, seeds, and failures that are told and not dumped."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tinyllm.infer import paged
 from tinyllm.testing.directed import DIRECTED
@@ -21,8 +22,9 @@ Run = Callable[..., pytest.RunResult]
 
 
 @pytest.fixture
-def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Pytest in a fresh process and an empty folder, under a profile of a few examples."""
+def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """Pytest in an empty folder, under a profile of a few examples; in a process of its own if it says so."""
+    before = settings.get_current_profile_name()
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     pytester.makeconftest(
         "from hypothesis import settings\n"
@@ -31,10 +33,12 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
         "settings.load_profile('tinyllm-few')\n"
     )
 
-    def go(*args: str) -> pytest.RunResult:
-        return pytester.runpytest_subprocess("-p", "no:cacheprovider", *args)
+    def go(*args: str, process: bool = False) -> pytest.RunResult:
+        start = pytester.runpytest_subprocess if process else pytester.runpytest_inprocess
+        return start("-p", "no:cacheprovider", *args)
 
-    return go
+    yield go
+    settings.load_profile(before)
 
 
 def test_a_copy_of_the_reference_passes(run: Run, pytester: pytest.Pytester) -> None:
@@ -48,7 +52,7 @@ def test_a_copy_of_the_reference_passes(run: Run, pytester: pytest.Pytester) -> 
 
 
 def test_a_wrong_cache_fails_with_the_story(run: Run) -> None:
-    result = run(*KIT, f"--cache-impl={WRONG}", "-k", "refused or machine")
+    result = run(*KIT, f"--cache-impl={WRONG}", "-k", "refused or machine", process=True)
     assert result.ret == 1
     result.stdout.fnmatch_lines(
         [
@@ -84,7 +88,7 @@ def seen(run: Run, pytester: pytest.Pytester) -> Callable[..., list[str]]:
     def go(*args: str) -> list[str]:
         path = pytester.path / "seen"
         path.unlink(missing_ok=True)
-        result = run(*args)
+        result = run(*args, process=True)  # how it draws depends on what its process drew before
         assert result.ret == 0, result.stdout.str()
         return sorted(path.read_text().splitlines())
 
@@ -94,17 +98,16 @@ def seen(run: Run, pytester: pytest.Pytester) -> Callable[..., list[str]]:
 def test_a_seed_given_is_a_run_repeated_and_shard_i_adds_i(seen: Callable[..., list[str]]) -> None:
     first = seen("--shards", "3", "--shard-seed", "41")
     assert [line.split()[0] for line in first] == ["41", "42", "43"]
-    assert seen("--shards", "3", "--shard-seed", "41", "-n", "2") == first
     assert seen("--hypothesis-seed", "43") == first[2:]
 
 
-def test_workers_share_a_seed_that_was_drawn_and_printed(run: Run, pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(test_programs=PROGRAMS)
-    result = run("--shards", "3", "-n", "2")
-    assert result.ret == 0, result.stdout.str()
-    (seed,) = re.findall(r"tinyllm: --shard-seed=(\d+)", result.stdout.str())
-    lines = sorted((pytester.path / "seen").read_text().splitlines())
+def test_workers_share_a_seed_that_was_drawn_and_printed(
+    seen: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = seen("--shards", "3", "-n", "2")
+    (seed,) = re.findall(r"tinyllm: --shard-seed=(\d+)", capsys.readouterr().out)
     assert [int(line.split()[0]) - int(seed) for line in lines] == [0, 1, 2]
+    assert seen("--shards", "3", "--shard-seed", seed) == lines
 
 
 def test_without_a_request_nothing_is_said(run: Run, pytester: pytest.Pytester) -> None:
@@ -183,7 +186,7 @@ def test_loading_the_plugin_imports_nothing_heavy(run: Run, pytester: pytest.Pyt
         "    assert loaded <= {'tinyllm', *ours}, loaded\n"
     )
     pytester.path.joinpath("conftest.py").unlink()
-    result = run("-p", "no:hypothesispytest")
+    result = run("-p", "no:hypothesispytest", process=True)
     result.assert_outcomes(passed=1)
 
 
