@@ -91,10 +91,14 @@ def test_a_character_comes_with_its_last_byte(make: Make) -> None:
     assert stream.feed(START) == ""
 
 
+@pytest.fixture
+def tokenizer(make: Make) -> Tokenizer:
+    return make()
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_stream_gives_what_decode_gives(make: Make, data: st.DataObject) -> None:
-    tokenizer = make()
+def test_a_stream_gives_what_decode_gives(tokenizer: Tokenizer, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, 264)))
     special = data.draw(st.booleans())
     stream = tokenizer.stream(special=special)
@@ -103,8 +107,7 @@ def test_a_stream_gives_what_decode_gives(make: Make, data: st.DataObject) -> No
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(st.characters(codec="utf-8", exclude_characters="\x04", max_codepoint=0x3FFFF)))
-def test_what_is_not_lost_comes_back(make: Make, text: str) -> None:
-    tokenizer = make()
+def test_what_is_not_lost_comes_back(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.decode(tokenizer.encode(text, special=True), special=True) == text
 

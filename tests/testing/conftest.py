@@ -11,7 +11,9 @@ import pytest
 from tinyllm.grading.bugs import load_set
 from tinyllm.infer import paged
 from tinyllm.testing.adapters.loading import load
+from tinyllm.testing.catalogue import CATALOGUE
 from tinyllm.testing.contract import Factory
+from tinyllm.testing.directed import DIRECTED
 from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.run import replay
 
@@ -34,6 +36,14 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Factory]:
         return load(str(path))
 
     return find
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kit without the three of its checks that take a second each; they have tests of their own."""
+    monkeypatch.delitem(CATALOGUE, "test_random_ops_conserve_blocks")
+    for name in [name for name in DIRECTED if name[0].isdigit()]:
+        monkeypatch.delitem(DIRECTED, name)
 
 
 @pytest.fixture

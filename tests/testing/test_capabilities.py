@@ -25,7 +25,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 MANAGER, CELLS = ("block_manager.py", "make"), ("cells.py", "CellCache")
 FEW = settings(profile("ci"), max_examples=8, phases=[Phase.generate])
 MANY = settings(FEW, max_examples=600)  # what is found late in one process may be found early in another
-LONGEST = "test_random_ops_conserve_blocks"
 HOW_MANY = pytest.mark.parametrize(
     "how", [FEW, pytest.param(settings(FEW, max_examples=60), marks=pytest.mark.long)], ids=["few", "many"]
 )
@@ -33,10 +32,8 @@ HOW_MANY = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True)
 def _without_the_slowest_cases(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    quick = {name: case for name, case in DIRECTED.items() if not name[0].isdigit()}
-    monkeypatch.setattr(check_module, "DIRECTED", quick)
     if not request.node.get_closest_marker("long"):
-        monkeypatch.delitem(CATALOGUE, LONGEST)
+        request.getfixturevalue("quick")
     monkeypatch.setattr(check_module, "shorten", lambda _, broken: broken)  # elsewhere it is tested
 
 
@@ -64,11 +61,10 @@ def test_an_example_passes_and_what_it_lacks_is_reported(
     example: tuple[str, str], lacks: set[str], how: settings
 ) -> None:
     report = check_cache(planted(*example), settings=how)
-    cases = len([name for name in DIRECTED if not name[0].isdigit()])
     assert {line.partition(":")[0] for line in report.not_checked} >= lacks
     missing = [line for line in report.not_checked if line.partition(":")[0] in CAPABILITIES]
     assert len(missing) == len(lacks)
-    assert len(report.checked) + len(report.not_checked) == len(CATALOGUE) + cases + 1 + len(lacks)
+    assert len(report.checked) + len(report.not_checked) == len(CATALOGUE) + len(DIRECTED) + 1 + len(lacks)
     assert "machine: random programs" in report.checked
 
 

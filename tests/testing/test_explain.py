@@ -34,6 +34,7 @@ def test_the_story_is_the_golden_text(name: str, named: Named, breaks: Breaks) -
     assert max(map(len, golden.splitlines())) <= 110
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     "name", ["s07", "s10", "wrong_caches:LiveTable", "wrong_manners:Panics", "wrong_caches:FlushesSubnormals"]
 )
