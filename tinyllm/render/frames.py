@@ -150,6 +150,6 @@ def _facts(
         )
         for block in sorted(holders)
     }
-    named = op.args[: {"fork": 2, "new": 0}.get(op.name, 1)]
+    named = op.args[: {"fork": 2, "new": 0, "pages": 0}.get(op.name, 1)]
     sequences = {seq: Held(tuple(table), tuple(view.lens[seq])) for seq, table in view.tables.items()}
     return blocks, sequences, named, tuple(sorted(was_held - blocks.keys()))

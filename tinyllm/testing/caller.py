@@ -53,9 +53,14 @@ class Caller:
         """Make any other call; what was raised."""
         if op.name == "append":
             return self._append(op, config)
-        method = OPERATIONS[op.name].method
+        method, args = OPERATIONS[op.name].method, op.args
+        if op.name == "pages":
+            args = [args[1]], args[0]  # type: ignore[assignment]
         with rounding_told(op.name):
-            return attempt(lambda cache: getattr(cache, method)(*op.args), self.cache)[1]
+            answer, error = attempt(lambda cache: getattr(cache, method)(*args), self.cache)
+            if op.name == "runs" and error is None:  # it may be a generator
+                _, error = attempt(lambda: [*answer])
+            return error
 
     def _append(self, op: Op, config: Config) -> BaseException | None:
         k, v = trace.values(op, self.scalars, config)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tinyllm.testing.contract import Capability, Factory
+from tinyllm.testing.contract import Capability, Factory, extensions
 from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.observe import attempt, failed, named, rounding_told, shown
 from tinyllm.testing.operations import METHODS
@@ -262,9 +262,19 @@ def closed(factory: Factory) -> None:
         **({"block_table": (0,)} if Capability.BLOCK_TABLES in cache.offers else {}),
         **({"stats": (), "num_free_blocks": ()} if Capability.COUNTS in cache.offers else {}),
     }
+    beyond = {
+        "blocks_needed": (0, 0, 1),
+        "truncate": (0, 0),
+        "page_table": ([0], 0),
+        "check": (),
+        "gather_runs": (0, 0),
+    }
+    calls |= {name: beyond[name] for name in sorted(extensions(cache.cache))}
     right = ValueError if Capability.EXACT_ERRORS in cache.offers else Exception
     for method, args in calls.items():
-        error = attempt(lambda: getattr(cache.cache, method)(*args))[1]  # noqa: B023 - called at once
+        answer, error = attempt(lambda: getattr(cache.cache, method)(*args))  # noqa: B023 - called at once
+        if error is None and method == "gather_runs":  # it may be a generator
+            error = attempt(lambda: [*answer])[1]  # noqa: B023
         if not isinstance(error, right):
             found = "it was accepted" if error is None else named(error)
             raise LawBroken(14, method, f"{_call(method, args)} after close raises ValueError", found)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from tinyllm.testing.contract import Capability
 from tinyllm.testing.forms import FORMS
-from tinyllm.testing.operations import OPERATIONS, WITH_LAYER
+from tinyllm.testing.operations import OPERATIONS
 from tinyllm.testing.oracle import Oracle
 from tinyllm.testing.trace import NotOffered, Op, TraceError
 
@@ -55,20 +55,21 @@ def _wrong_sizes(sizes: tuple[int | float, ...]) -> Iterator[str]:
 def _wrong_arguments(op: Op, oracle: Oracle) -> Iterator[str]:
     """The errors of law 15 that the arguments deserve."""
     live = oracle.tables
+    given = dict(zip(OPERATIONS[op.name].arguments, op.args, strict=True))
     if any(isinstance(a, float) for a in op.args):
         yield "TypeError"
     if op.name == "add" and op.args[0] in live:
         yield "ValueError"
     if op.name == "fork" and op.args[1] in live:
         yield "ValueError"
-    if op.name not in {"add", "stats"} and op.args[0] not in live:
+    if op.name != "add" and any(given[name] not in live for name in ("sequence", "parent") if name in given):
         yield "KeyError"
-    if op.name in WITH_LAYER and not 0 <= op.args[1] < oracle.config.n_layers:
+    if not 0 <= given.get("layer", 0) < oracle.config.n_layers:
         yield "IndexError"
     if op.name == "truncate" and op.args[0] in live:
         longest = max(oracle.lens(int(op.args[0])))
         yield from [] if 0 <= op.args[1] <= longest else ["ValueError"]
-    if op.name == "append" and op.args[2] < 1:
+    if given.get("tokens", 1) < 1:
         yield "ValueError"
     if op.form and FORMS[op.form].refusal:
         yield FORMS[op.form].refusal

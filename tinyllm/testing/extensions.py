@@ -1,12 +1,12 @@
 """What a cache offers beyond the ten methods, held to its laws at the end of a program."""
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tinyllm.testing.laws import LAWS, LawBroken, View, bits
-from tinyllm.testing.observe import attempt, named, shown
+from tinyllm.testing.laws import JUNK_BLOCK, LAWS, LawBroken, View, bits
+from tinyllm.testing.observe import attempt, named, scribble, shown
 
 
 def check_need(cache: Any, args: tuple[int | float, ...], cost: int) -> None:
@@ -23,9 +23,9 @@ def check_extensions(cache: Any, offers: frozenset[str], view: View, block_size:
         _check_books(cache)
     layers = range(len(next(iter(view.lens.values()), [])))
     if "page_table" in offers and view.tables:
-        _check_page_table(cache, [], 0, view, block_size)
-        for layer in layers:  # everybody, one of them twice
-            _check_page_table(cache, [*view.tables, min(view.tables)], layer, view, block_size)
+        rows = [*view.tables, min(view.tables)]  # everybody, one of them twice
+        asked = [([], 0), *((rows, layer) for layer in layers)]
+        _check_own([_check_page_table(cache, seqs, layer, view, block_size) for seqs, layer in asked])
     if "gather_runs" in offers:
         for seq in view.contents:
             for layer in layers:
@@ -48,7 +48,24 @@ def _ask(law: int, call: Any, words: str) -> Any:
     return answer
 
 
-def _check_page_table(cache: Any, seqs: list[int], layer: int, view: View, block_size: int) -> None:
+class _Pages(NamedTuple):
+    """What a call of `page_table` returned, and what stood there then."""
+
+    call: str
+    arrays: tuple[Any, ...]
+    expected: tuple[list[int], ...]
+
+
+def _check_own(pages: list[_Pages]) -> None:
+    """Law 12: page tables are their caller's own, who overwrites them."""
+    for call, arrays, expected in pages:
+        if (found := tuple(array.tolist() for array in arrays)) != expected:
+            raise LawBroken(12, "page table", f"what {call} returned stays {expected}", f"{found}")
+    for _, arrays, _ in pages:
+        scribble(arrays, JUNK_BLOCK)
+
+
+def _check_page_table(cache: Any, seqs: list[int], layer: int, view: View, block_size: int) -> _Pages:
     """A row a sequence: the blocks that its layer covers, and how many positions the last of them holds."""
     call = f"page_table({seqs}, {layer})"
     arrays = _ask(18, lambda: cache.page_table(seqs, layer), call)
@@ -66,7 +83,9 @@ def _check_page_table(cache: Any, seqs: list[int], layer: int, view: View, block
     expected = (indptr, [block for row in rows for block in row], last)
     found = tuple(array.tolist() for array in arrays)
     if found != expected:
-        raise LawBroken(18, "page table", f"{call} == {expected}", f"{found}")
+        overwritten = any(JUNK_BLOCK in part for part in found)
+        raise LawBroken(12 if overwritten else 18, "page table", f"{call} == {expected}", f"{found}")
+    return _Pages(call, arrays, expected)
 
 
 def _check_runs(cache: Any, seq: int, layer: int, view: View) -> None:

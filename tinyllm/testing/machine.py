@@ -297,6 +297,9 @@ class CacheMachine(RuleBasedStateMachine):
             "table": [(gone,)],
             "len": reads,
             "gather": reads,
+            "needed": [(gone, 0, 1), (seq, end, 1), (seq, -1, 1), (seq, 0, 0), (seq, 0.5, 1)],
+            "pages": [(0, gone), (end, seq), (-1, seq), (0, 0.5)],
+            "runs": reads,
         }
         offered = [name for name in calls if OPERATIONS[name].needs in {"", *self.run.offers}]
         name = data.draw(one_of(tuple(offered)))

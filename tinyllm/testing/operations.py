@@ -32,8 +32,14 @@ OPERATIONS = {
     "len": Operation("seq_len", ("sequence", "layer"), 4),
     "gather": Operation("gather", ("sequence", "layer"), 3),
     "stats": Operation("stats", (), 5, Capability.COUNTS),
+    "needed": Operation("blocks_needed", ("sequence", "layer", "tokens"), 16, "blocks_needed"),
+    "pages": Operation("page_table", ("layer", "sequence"), 18, "page_table"),
+    "runs": Operation("gather_runs", ("sequence", "layer"), 20, "gather_runs"),
+    "check": Operation("check", (), 19, "check"),
     "close": Operation("close", (), 14),
 }
 METHODS = {operation.method: name for name, operation in OPERATIONS.items()} | {"num_free_blocks": "stats"}
 """The operation of each method."""
+READS_BEYOND = frozenset({"needed", "pages", "runs", "check"})
+"""The operations that read, and call a method beyond the ten."""
 WITH_LAYER = frozenset(name for name, one in OPERATIONS.items() if "layer" in one.arguments)

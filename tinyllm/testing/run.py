@@ -18,7 +18,7 @@ from tinyllm.testing.expectation import OUT_OF_BLOCKS, Due
 from tinyllm.testing.explain import tell
 from tinyllm.testing.laws import Acted, LawBroken, Step, View
 from tinyllm.testing.observe import ROUNDS, failed, named, warnings_heard
-from tinyllm.testing.operations import WITH_LAYER
+from tinyllm.testing.operations import READS_BEYOND, WITH_LAYER
 from tinyllm.testing.oracle import Oracle
 from tinyllm.testing.subject import Subject
 from tinyllm.testing.time_limit import NotReturned
@@ -234,7 +234,7 @@ class Run:
 
     def _act(self, op: Op, args: tuple[int, ...]) -> None:
         """Note which sequence the line changed; of one that was forked, the child."""
-        if op.name in {"new", "stats"}:
+        if op.name in {"new", "stats", *READS_BEYOND}:
             return
         layer = args[1] if op.name in WITH_LAYER else None
         if op.name == "append" and Capability.INDEPENDENT_LAYERS not in self.offers:

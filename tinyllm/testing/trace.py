@@ -9,6 +9,7 @@
     append 0 0 1 @7/40        # values of the pattern from number 7 (V: from 40) on: data that repeat
     append 1 0 9 ! OutOfBlocks   # must be refused, by an error of that name
     table 0                   # reads: also len SEQ LAYER, gather SEQ LAYER, stats
+    needed 0 0 5              # where the cache can: also pages LAYER SEQ, runs SEQ LAYER, check
     truncate 1 2              # cut every layer to two positions, where the cache can
     free 0 quiet              # nothing is looked at after this line
     close
