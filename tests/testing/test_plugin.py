@@ -108,7 +108,7 @@ def test_workers_share_a_seed_that_was_drawn_and_printed_and_given_it_is_a_run_r
 
 def test_without_a_request_nothing_is_said(run: Run, pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_nothing(): pass")
-    result = run("--hypothesis-seed", "random")
+    result = run("--hypothesis-seed", "random", process=True)  # Hypothesis would keep it
     result.assert_outcomes(passed=1)
     assert "tinyllm: " not in result.stdout.str()
 
