@@ -192,7 +192,7 @@ def test_what_an_implementation_does_not_offer_is_said(invoke: Invoke, paged: An
     assert done.exit_code == PASS
     assert "not checked: " in done.stdout
     assert "2  Are the tests any good?  skipped: name them with --tests" in done.stdout
-    assert done.stdout.endswith("\nThere is no grade, and so no page.\n")
+    assert done.stdout.endswith("\nNo HTML page was written: there is no grade.\n")
     assert not (tmp_path / "none.html").exists()
 
 

@@ -244,9 +244,12 @@ def test_free(cache, tokens):
 """Tests with a conftest, a data file, a module beside them and settings above them."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
-    """The address of a Dask cluster with two workers."""
+    """The address of a Dask cluster with two workers.
+
+    Its threads draw from `random`, which Hypothesis, in whatever test came next, would take for a strategy's.
+    """
     from ..jobs.local_cluster import address, local  # noqa: PLC0415 - heavy
 
     with local(2) as made:

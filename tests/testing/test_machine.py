@@ -66,7 +66,7 @@ def test_shards_count_and_fail_each_for_itself() -> None:
 
 @pytest.fixture(scope="module")
 def walked() -> list[list[str]]:
-    return [program.splitlines() for program in programs(0, settings(profile("ci"), max_examples=80))]
+    return [program.splitlines() for program in programs(0, settings(profile("ci"), max_examples=160))]
 
 
 def test_the_walk_reaches_every_move_form_and_refusal(walked: list[list[str]]) -> None:

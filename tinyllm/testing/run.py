@@ -155,8 +155,9 @@ class Run:
         self.hold()
         if self.cache is None or self.closed or self._in_step():
             return
-        self._to_count = self._to_read = True
-        self.hold()  # what an extension did (12, say) may have broken the ten methods as well
+        if self._quiet or self._beyond is not None:
+            self._to_count = self._to_read = True
+            self.hold()  # what an extension did (12, say) may have broken the ten methods as well
         if self._beyond is not None:
             self._telling(partial(_raise, self._beyond.but(beyond=True)))
 
