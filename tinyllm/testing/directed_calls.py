@@ -277,7 +277,8 @@ def closed(factory: Factory) -> None:
             error = attempt(lambda: [*answer])[1]  # noqa: B023
         if not isinstance(error, right):
             found = "it was accepted" if error is None else named(error)
-            raise LawBroken(14, method, f"{_call(method, args)} after close raises ValueError", found)
+            due = f"{_call(method, args)} after close raises ValueError"
+            raise LawBroken(14, method, due, found, beyond=method in beyond)
 
 
 def representation(factory: Factory) -> None:
