@@ -127,7 +127,7 @@ def test_a_refused_quiet_line_is_refused_and_no_more_is_asked() -> None:
 def test_values_repeat_where_a_line_names_their_place() -> None:
     config = Config(4, 2, 1, 1, 2)
     same, other = parse("append 0 0 3 @7\nappend 0 0 3 @7/40 quiet")
-    assert [str(op) for op in (same, other)] == ["append 0 0 3 @7", "append 0 0 3 @7/40 quiet"]
+    assert [str(op) for op in (same, other)] == ["append 0 0 3 @7/7", "append 0 0 3 @7/40 quiet"]
     (k, v), (k2, v2) = values(same, 99, config), values(other, 0, config)
     assert k.ravel().tolist() == [8, 9, 10, 11, 12, 13]
     assert np.array_equal(v, -k)
@@ -137,7 +137,33 @@ def test_values_repeat_where_a_line_names_their_place() -> None:
     assert run.oracle.contents[0][0][0][0, 3].tolist() == [1, 2], "the count did not advance"
 
 
-@pytest.mark.parametrize("word", ["@", "@x", "@-1", "@1/", "@1/x", "@1/2/3", f"@{2**41}"])
+PLACES = ["@", "@x", "@-1", "@1/", "@1/x", "@1/2/3", "@" + 13 * "9", "@" + 9999 * "9", "@7 00000000", "@7 @9"]
+
+
+@pytest.mark.parametrize("word", PLACES, ids=lambda word: word[:15])
 def test_a_place_that_is_none_is_refused(word: str) -> None:
-    with pytest.raises(TraceError, match=r"no place in the pattern|takes sequence"):
+    with pytest.raises(TraceError, match=r"no place in the pattern|takes sequence|not the hex"):
         parse(f"append 0 0 1 {word}")
+
+
+def test_page_tables_of_one_look_share_no_buffer(breaks: Breaks) -> None:
+    class OneBuffer(PagedKVCache):
+        buffer = np.zeros(64, np.int32)
+
+        def page_table(self, seq_ids: Any, layer: int) -> Any:
+            indptr, indices, last = super().page_table(seq_ids, layer)
+            self.buffer[: len(last)] = last
+            return indptr, indices, self.buffer[: len(last)]
+
+    broken = breaks(lambda: replay(OneBuffer, "new 4 2 2 1 1\nadd 0\nappend 0 0 1\n"))
+    assert (broken.law, broken.beyond) == (12, True)
+
+
+def test_page_tables_are_copies(breaks: Breaks) -> None:
+    class Kept(PagedKVCache):
+        def page_table(self, seq_ids: Any, layer: int) -> Any:
+            key = str((seq_ids, layer, self._seqs))
+            return vars(self).setdefault(key, super().page_table(seq_ids, layer))
+
+    broken = breaks(lambda: replay(Kept, "new 4 2 1 1 1\nadd 0\nappend 0 0 1\nstats\n"))
+    assert (broken.law, broken.beyond) == (12, True)

@@ -36,14 +36,16 @@ floats = st.lists(st.floats(width=32), min_size=1, max_size=6).map(lambda x: enc
 def ops(draw: st.DrawFn) -> Op:
     name = draw(st.sampled_from(sorted(OPERATIONS)))
     args = [draw(numbers) for _ in OPERATIONS[name].arguments]
-    op = Op(name, tuple(args), refusal=draw(st.just("") | names))
+    op = Op(name, tuple(args), refusal=draw(st.just("") | names), quiet=draw(st.booleans()))
     if name == "append":
         op = op._replace(args=(*args[:2], draw(st.integers())))
-        extra = draw(st.sampled_from(["", "form", "data"]))
+        extra = draw(st.sampled_from(["", "form", "data", "places"]))
         if extra == "form":
             op = op._replace(form=draw(st.sampled_from(sorted(FORMS))))
         elif extra == "data":
             op = op._replace(data=(draw(floats), draw(floats)))
+        elif extra == "places":
+            op = op._replace(places=draw(st.tuples(*[st.integers(0, 10**12 - 1)] * 2)))
     return op
 
 

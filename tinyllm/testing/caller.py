@@ -77,7 +77,7 @@ class Caller:
 
     def stored(self, op: Op) -> None:
         """The values of an append have been stored: the pattern goes on after them."""
-        self.scalars += self.passed[0].size if op.data is None else 0
+        self.scalars += self.passed[0].size if op.data is None and op.places is None else 0
 
     def counts(self, oracle: Oracle) -> View:
         """A look at tables, lengths and counts. Raises LawBroken for an answer of the wrong kind."""

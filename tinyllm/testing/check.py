@@ -143,7 +143,7 @@ def search(
             if (flaky := machine.search.core) is None:
                 raise
             more = "The same program does not fail every time: the cache is not deterministic."
-            return Findings(_plain(flaky.but(story=f"{flaky.story}\n\n{more}")))
+            return Findings(flaky.but(story=f"{flaky.story}\n\n{more}"))
         return Findings() if found is None else _findings(factory, found, known)
 
 
@@ -235,9 +235,4 @@ def check_cache(factory: Factory, *, settings: Settings | None = None, seed: int
 
 def shortest(factory: Factory, broken: LawBroken) -> LawBroken:
     """The law broken by a program as short as can be found."""
-    return _plain(shorten(factory, broken))
-
-
-def _plain(broken: LawBroken) -> LawBroken:
-    """Without Hypothesis' own retelling: the story is ours."""
-    return broken.but()
+    return shorten(factory, broken).but()  # without Hypothesis' own retelling: the story is ours

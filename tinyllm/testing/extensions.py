@@ -1,4 +1,4 @@
-"""What a cache offers beyond the ten methods, held to its laws at the end of a program."""
+"""What a cache offers beyond the ten methods, held to its laws in every look."""
 
 import re
 from typing import Any, NamedTuple

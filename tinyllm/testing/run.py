@@ -148,9 +148,9 @@ class Run:
             self._telling(self._look_at_contents)
 
     def finish(self) -> None:
-        """Hold what goes beyond the ten methods to its laws (16 to 20), as the cache is now.
+        """End the program: look once more if its last lines were quiet; raise what only extensions showed.
 
-        At the end of a program, so that a fault of the ten methods is told as theirs.
+        That is raised here and not sooner, so that a fault of the ten methods comes first (laws 16 to 20).
         """
         self.hold()
         if self.cache is None or self.closed or self._in_step():

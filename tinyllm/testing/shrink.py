@@ -103,6 +103,7 @@ def _simpler(op: Op) -> Iterator[Op]:
     yield op._replace(quiet=False)
     yield op._replace(form="")
     yield op._replace(data=None)
+    yield op._replace(places=None)
     for at, number in enumerate(op.args):
         halves = [number >> i for i in range(1, number.bit_length())] if isinstance(number, int) else []
         for value in sorted({0, 1, *(number - half for half in halves)}):

@@ -21,6 +21,7 @@ is, to be refused.
 """
 
 import math
+import re
 import sys
 from typing import Any, NamedTuple
 
@@ -40,7 +41,6 @@ MOST = {
     "dims": 2**12,
 }
 """What a size may be at most; a cache of larger ones cannot be run."""
-PLACES = 2**40  # of the pattern, that a line can name
 VALUES = 2**24  # of K, that one append hands over; what is longer is written as several
 ADDRESSED = 2**47  # bytes: of what a pool may take at most, if this machine has them
 SHOWN = 200  # characters of a line that a message quotes
@@ -67,20 +67,15 @@ class Op(NamedTuple):
     data: tuple[str, str] | None = None
     refusal: str = ""
     quiet: bool = False
+    places: tuple[int, int] | None = None  # in the pattern, of K and V
 
     def __str__(self) -> str:
-        words = [self.name, *map(str, self.args), *_data_words(self.data)]
+        words = [self.name, *map(str, self.args), *(self.data or ())]
+        words += [f"@{self.places[0]}/{self.places[1]}"] if self.places else []
         words += ["as", self.form] if self.form else []
         words += ["!", self.refusal] if self.refusal else []
         words += ["quiet"] if self.quiet else []
         return " ".join(words)
-
-
-def _data_words(data: tuple[str, str] | None) -> tuple[str, ...]:
-    if data is None or not data[0].startswith("@"):
-        return data or ()
-    k, v = data
-    return (k if k == v else f"{k}/{v[1:]}",)
 
 
 def parse(text: str) -> list[Op]:
@@ -106,7 +101,7 @@ def program(text: str) -> list[Op]:
 
 def check_sizes(op: Op, config: Config) -> None:
     """Raises TooLarge for a `new` or an `append` that no machine can run; `config` is that of the cache."""
-    if op.name == "append" and (op.data is None or op.data[0].startswith("@")):
+    if op.name == "append" and op.data is None:
         most = VALUES // (config.n_kv_heads * config.d_head)
         if op.args[2] > most:
             raise TooLarge(f"'{op}' hands over too much at once: at most {most:,} tokens of this cache")
@@ -149,17 +144,17 @@ def _parse_line(words: list[str]) -> Op:
         form = after[0]
     wanted = OPERATIONS[name].arguments
     args, rest = words[: len(wanted)], words[len(wanted) :]
+    places = None
     if name == "append" and len(rest) == 1 and rest[0].startswith("@"):
-        k, slash, v = rest[0][1:].partition("/")
-        rest = [f"@{k}", f"@{v if slash else k}"]
+        places, rest = _places(rest[0]), []
     if len(args) < len(wanted) or (rest and not (name == "append" and len(rest) == 2 and not form)):
         raise TraceError(f"{name} takes {', '.join(wanted) or 'nothing'}")
     for word in rest:
-        _check_data(word)
+        _decode(word)
     numbers = tuple(_number(word) for word in args)
     if name == "append" and not isinstance(numbers[2], int):
         raise TraceError(f"{args[2]} tokens: a number of tokens is whole")
-    return Op(name, numbers, form, (rest[0], rest[1]) if rest else None, refusal, quiet)
+    return Op(name, numbers, form, (rest[0], rest[1]) if rest else None, refusal, quiet, places)
 
 
 def _number(word: str) -> int | float:
@@ -175,11 +170,13 @@ def _number(word: str) -> int | float:
         raise TraceError(f"{_cut(word)!r} is no number") from None
 
 
-def _check_data(word: str) -> None:
-    if not word.startswith("@"):
-        _decode(word)
-    elif not word[1:].isdecimal() or int(word[1:]) > PLACES:
-        raise TraceError(f"{_cut(word)!r} is no place in the pattern: @ and a number, at most {PLACES:,}")
+def _places(word: str) -> tuple[int, int]:
+    """Where in the pattern K and V begin, by `@K` or `@K/V`."""
+    k, slash, v = word[1:].partition("/")
+    numbers = k, v if slash else k
+    if not all(re.fullmatch(r"[0-9]{1,12}", number) for number in numbers):
+        raise TraceError(f"{_cut(word)!r} is no place in the pattern: @ and a number of 12 digits at most")
+    return int(numbers[0]), int(numbers[1])
 
 
 def _decode(word: str) -> Values:
@@ -206,11 +203,9 @@ def values(op: Op, start: int, config: Config) -> tuple[Values, Values]:
     """The K and V `[H, T, D]` that an append line stands for. Raises TraceError when data does not fit."""
     tokens = max(0, int(op.args[2]))
     if op.data is None:
-        return pattern(start, config, tokens)
-    shape = (config.n_kv_heads, tokens, config.d_head)
-    if op.data[0].startswith("@"):
-        at_k, at_v = (int(word[1:]) for word in op.data)
+        at_k, at_v = op.places or (start, start)
         return pattern(at_k, config, tokens)[0], pattern(at_v, config, tokens)[1]
+    shape = (config.n_kv_heads, tokens, config.d_head)
     k, v = (_decode(word) for word in op.data)
     if k.size != v.size or k.size != config.n_kv_heads * tokens * config.d_head:
         raise TraceError(f"{op.name} {op.args}: data of {k.size} and {v.size} values for shape {shape}")
