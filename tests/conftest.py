@@ -13,6 +13,9 @@ for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         name, "1"
     )  # before NumPy is imported: threads that wait for a busy core stall the rest
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # the hundreds of processes that tests start compile once
+sys.dont_write_bytecode = False
+
 sys.path.append(str(Path(__file__).parents[1]))  # last, for `benchmarks`, which is in no wheel
 
 ALLOWED_SKIPS: dict[str, str] = {}

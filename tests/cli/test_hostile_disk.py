@@ -44,7 +44,8 @@ def limited(
     """Runs `tinyllm` where no file can have more bytes than that; nor could one with what is covered."""
 
     def run(limit: int, *arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
-        kept = environment(TMPDIR=str(temporary), **env)
+        # A compiled module that breaks off half-way would be left behind, and read by every later process.
+        kept = environment(TMPDIR=str(temporary), PYTHONDONTWRITEBYTECODE="1", **env)
         return subprocess.run(
             [sys.executable, "-c", LIMITED, str(limit), command, *map(str, arguments)],
             cwd=tmp_path,
