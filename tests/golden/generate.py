@@ -5,6 +5,7 @@ from pathlib import Path
 from tinyllm.grading.bugs import load_set
 from tinyllm.render import EXAMPLE
 from tinyllm.testing.directed import TRACES
+from tinyllm.testing.trace import VERSION
 
 FOLDER = Path(__file__).parent
 
@@ -15,7 +16,7 @@ def golden() -> dict[str, str]:
     bugs = [*load_set("course"), *load_set("wild")]  # those of the ten methods, which any engine has
     witnesses = {bug.id: f"# {bug.title}\n{bug.witness}" for bug in bugs if bug.witness}
     texts = {"worked-example": EXAMPLE, **cases, **witnesses}
-    return {f"{name}.trace": text.strip() + "\n" for name, text in texts.items()}
+    return {f"{name}.trace": f"trace {VERSION}\n{text.strip()}\n" for name, text in texts.items()}
 
 
 if __name__ == "__main__":

@@ -662,6 +662,8 @@ NO_ENGINE = {
     "exec:cat": r"^'cat' is no engine: to 'hello' the engine answered 'hello': neither 'ok \.\.\.' nor",
     "exec:false": r"^'false' is no engine: to 'hello' the engine closed its \w+; it ended with status 1$",
     "exec:sh -c 'read a; echo sorry >&2; exit 4'": r"it ended with status 4; its .* ends:\n    sorry$",
+    "exec:sh -c 'read a; echo ok protocol-2'": r"the engine speaks 'protocol-2'; this kit speaks",
+    "exec:sh -c 'read a; echo ok protocol-x'": r"the engine speaks 'protocol-x'; this kit speaks",
     "exec:sleep 600": r"^'sleep 600' is no engine: to 'hello' the engine gave no answer within 0\.5 s",
 }
 
@@ -673,6 +675,11 @@ def test_what_is_no_engine_is_refused_when_it_is_loaded(impl: str, monkeypatch: 
         monkeypatch.setattr(Engine.__init__, "__defaults__", (0.5,))
     with pytest.raises(ImplementationError, match=NO_ENGINE[impl]):
         load(impl)
+
+
+def test_an_engine_may_say_which_version_it_speaks() -> None:
+    factory = load("exec:sh -c 'read a; echo ok fork protocol-1'")
+    assert factory.capabilities == {"fork"}  # type: ignore[attr-defined]
 
 
 def test_one_right_answer_makes_no_engine() -> None:

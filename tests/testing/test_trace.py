@@ -16,6 +16,7 @@ from tinyllm.testing.operations import OPERATIONS
 from tinyllm.testing.run import replay
 from tinyllm.testing.trace import (
     PATTERN,
+    VERSION,
     Op,
     TooLarge,
     TraceError,
@@ -104,6 +105,27 @@ def test_a_syntax_error_names_its_line(line: str) -> None:
         parse(f"new 1 1 1 1 1\n\n  {line}\nadd 0\n")
     assert str(caught.value).startswith(f"line 3: {WRONG[line]}")
     assert str(caught.value).endswith(f": {line}")
+
+
+VERSIONS = {
+    "trace": "line 1: trace is followed by the version of the language, a whole number from 1: trace",
+    "trace 0": "line 1: trace is followed by",
+    "trace 1 2": "line 1: trace is followed by",
+    "trace 1.0": "line 1: trace is followed by",
+    f"trace {VERSION + 1}": f"line 1: version {VERSION + 1} of the trace language; this kit reads ",
+    f"add 0\ntrace {VERSION}": "line 2: 'trace' is no operation",
+}
+
+
+@pytest.mark.parametrize("text", VERSIONS)
+def test_a_version_that_is_none_or_unknown_is_refused(text: str) -> None:
+    with pytest.raises(TraceError) as caught:
+        parse(text)
+    assert str(caught.value).startswith(VERSIONS[text])
+
+
+def test_the_first_line_may_say_the_version() -> None:
+    assert parse(f"# a title\ntrace {VERSION}  # so\nadd 0\n") == parse("add 0\n")
 
 
 LIES = {

@@ -6,6 +6,7 @@ from pathlib import Path
 from tinyllm import __version__
 from tinyllm.grading import report
 from tinyllm.testing.laws import LAWS, LawBroken
+from tinyllm.testing.trace import VERSION
 
 
 def keep(folder: Path, broken: LawBroken, *, whole: bool = True) -> Path:
@@ -26,7 +27,7 @@ def _write(folder: Path, kind: str, program: str, notes: list[str]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     # Named by its content: the same program from several machines is one file.
     path = folder / f"{kind}-{hashlib.sha256(program.encode()).hexdigest()[:10]}.trace"
-    report.write(path, head + program)
+    report.write(path, f"{head}trace {VERSION}\n{program}")
     return path
 
 

@@ -1,5 +1,6 @@
 """The trace language: a program of cache operations, a line each, readable aloud.
 
+    trace 1                   # the version of the language, if the first line says it
     new 4 2 1 1 2             # blocks, block size, layers, heads, dims: a fresh, empty cache
     add 0
     append 0 0 3              # sequence, layer, tokens
@@ -31,6 +32,7 @@ from tinyllm.testing.contract import Config
 from tinyllm.testing.forms import FORMS, Values
 from tinyllm.testing.operations import OPERATIONS
 
+VERSION = 1
 PATTERN = 2039  # the largest prime whose multiples up to it float16 holds exactly (its integers end at 2048)
 
 MOST = {
@@ -80,12 +82,15 @@ class Op(NamedTuple):
 
 def parse(text: str) -> list[Op]:
     """The operations of a trace. Raises TraceError, which names the line and what is wrong with it."""
-    ops = []
+    ops: list[Op] = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split("#", 1)[0].split()
         if words:
             try:
-                ops.append(_parse_line(words))
+                if words[0] == "trace" and not ops:
+                    _check_version(words[1:])
+                else:
+                    ops.append(_parse_line(words))
             except TraceError as error:
                 raise TraceError(f"line {number}: {error}: {_cut(line.strip())}") from None
     return ops
@@ -121,6 +126,13 @@ def pool_bytes(op: Op) -> int:
 
 def _cut(text: str) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text):,} characters)"
+
+
+def _check_version(words: list[str]) -> None:
+    if len(words) != 1 or not re.fullmatch(r"[1-9][0-9]{0,8}", words[0]):
+        raise TraceError("trace is followed by the version of the language, a whole number from 1")
+    if int(words[0]) > VERSION:
+        raise TraceError(f"version {words[0]} of the trace language; this kit reads versions up to {VERSION}")
 
 
 def _parse_line(words: list[str]) -> Op:

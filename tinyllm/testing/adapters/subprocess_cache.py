@@ -38,6 +38,7 @@ SHOWN = 160  # characters of a request or an answer that a message quotes
 TAIL = 2000  # bytes of standard error that are kept
 SHORT = 4096  # bytes of an answer that carries no contents
 MANY = 4  # processes, before a search for those whose cache is garbage
+PROTOCOL = 1  # the newest version that is spoken here
 START = 10.0  # seconds that a process may take to start, and to answer `hello`
 GRACE = 1.0  # seconds for last words, and for ending, once an engine has closed a pipe
 HURRY = 50  # after the first answer that did not come, others are waited for this much shorter: the verdict
@@ -142,7 +143,7 @@ class Engine:
             raise EngineError(f"it cannot be started: {error.strerror}") from error
         weakref.finalize(self, process.end)
         self._alive.append(process)
-        named = frozenset(self.ask(process, "hello", list, timeout=max(START, self.timeout)))
+        named = frozenset(self.ask(process, "hello", _offered, timeout=max(START, self.timeout)))
         self.capabilities, self.extends = named - CARRIED, named & CARRIED
         return process
 
@@ -366,6 +367,15 @@ def _hex(array: NDArray[Any]) -> str:
         with np.errstate(all="ignore"):
             array = array.astype(np.float16)
     return encode(array) or "-"
+
+
+def _offered(words: Words) -> frozenset[str]:
+    """What the answer to `hello` names; a version among the names must be one that is spoken here."""
+    for word in words:
+        name, dash, version = word.partition("-")
+        if name == "protocol" and dash and (not version.isdecimal() or not 1 <= int(version) <= PROTOCOL):
+            raise _BadAnswer(f"speaks {_cut(word)}; this kit speaks protocol-1 to protocol-{PROTOCOL}")
+    return frozenset(word for word in words if not word.startswith("protocol-"))
 
 
 def _nothing(words: Words) -> None:
