@@ -15,8 +15,8 @@ import pytest
 SERVER = """
 import dataclasses, importlib, json, os, sys, tempfile
 from tinyllm.grading import bugs, plant
+from tinyllm.grading.grade import PRELOAD
 from tinyllm.grading.worker import Job, run
-from tinyllm.jobs.process import PRELOAD
 
 for name in PRELOAD:
     importlib.import_module(name)

@@ -1,5 +1,6 @@
 """Imported last by the fork server: work that every run would otherwise repeat."""
 
+import gc
 import importlib
 import sys
 
@@ -14,3 +15,4 @@ for plugin in default_plugins:
 for module in list(sys.modules.values()):
     if isinstance(file := getattr(module, "__file__", None), str):
         is_local_module_file(file)  # reads the disk once; Hypothesis caches the answer
+gc.freeze()  # pytest collects garbage twice at its end: what is here is none
