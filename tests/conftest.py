@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tomllib
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,22 @@ def pytest_xdist_auto_num_workers() -> int:
     """Of `-n auto`: half as many again as there are cores, since many tests wait for what they started."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return cores + cores // 2
+
+
+HERE = Path(__file__).parent
+LONG: dict[str, str] = tomllib.loads((HERE / "long.toml").read_text(encoding="utf-8"))
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` is looked at
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    found = set()
+    for item in items:
+        for beginning in LONG:
+            if item.nodeid.removeprefix("tests/").startswith(beginning):
+                item.add_marker("long")
+                found.add(beginning)
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS and (gone := LONG.keys() - found):
+        raise pytest.UsageError(f"tests/long.toml names what is not there: {', '.join(sorted(gone))}")
 
 
 def allowed(nodeid: str) -> bool:
