@@ -28,6 +28,6 @@ MEANINGS: dict[int, str] = {
     BASELINE: "the clean tests fail, are flaky, or change themselves",
     INVALID: "a bug is invalid (the run says nothing) or does not apply",
     TIMEOUT: "timeouts decide the verdict",
-    LOST: "the cluster that did the work is lost; what was known by then is in a file",
+    LOST: "the cluster is lost; a file has the results so far",
 }
 """The rows of the table in docs/exit-codes.md, which a test compares; 130 and 141 stand above it."""

@@ -4,7 +4,7 @@ Memory is a pool of blocks of B positions. A sequence owns no memory, only a blo
 lives in slot `p % B` of block `table[p // B]`. A fork copies the table and shares the blocks; the first write
 into a shared block copies that block for the writer. A block holds all layers, each with its own length.
 
-The chapter's methods come first, each above its private steps; then what engines ask beyond them. A method
+The ten methods come first, each above its private steps; then what engines ask beyond them. A method
 that changes something prepares everything first: nothing changes before its `# Commit`, and only the first
 statement after that needs memory [10]. So the iterators of a commit are made before it.
 
@@ -28,7 +28,7 @@ Ints = NDArray[np.int32]
 LINE = 64  # blocks in a line of `describe`
 
 
-class OutOfBlocks(RuntimeError):  # noqa: N818 - the chapter's name
+class OutOfBlocks(RuntimeError):  # noqa: N818 - the name in its source
     """An append needs more blocks (`needed`) than are free (`free`); nothing has changed [9, 10]."""
 
     def __init__(self, needed: int, free: int) -> None:
@@ -288,7 +288,7 @@ class PagedKVCache:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # What engines ask beyond the chapter.
+    # What engines ask beyond the ten methods.
 
     def blocks_needed(self, seq_id: int, layer: int, tokens: int) -> int:
         """How many blocks an append of `tokens` positions takes now, copies of shared ones included [16].
