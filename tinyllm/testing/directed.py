@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tinyllm.testing import directed_calls
+from tinyllm.testing import directed_calls, directed_sizes
 from tinyllm.testing.contract import Factory
 from tinyllm.testing.forms import FORMS, SPECIAL
 from tinyllm.testing.run import Run, replay
@@ -201,27 +201,6 @@ def _strange_ids() -> str:
     return "\n".join([*lines, *(f"free {i}" for i in IDS), "add -1", "append -1 0 2", "append 0 0 2"])
 
 
-def _large() -> str:
-    """Programs of a few lines, each with one size that is large, and lengths on both sides of an edge."""
-    lines = []
-    for sizes, lens in (
-        ((12, 16, 1, 2, 3), (15, 1, 1, 32, 31)),
-        ((9, 100, 1, 1, 2), (100, 200, 1, 99)),
-        ((6, 4096, 1, 1, 1), (4095, 1, 1, 4096)),
-        ((30, 5, 1, 3, 5), (4, 2, 10, 9)),
-        ((320, 1, 1, 1, 1), (1, 2, 300)),
-        ((6, 4000, 1, 1, 1), (9000,)),
-        ((6, 2, 40, 1, 1), (3,)),
-        ((6, 2, 1, 70, 2), (3,)),
-        ((6, 2, 1, 2, 300), (3,)),
-    ):
-        layers = range(sizes[2])
-        lines += [f"new {' '.join(map(str, sizes))}", "add 0"]
-        lines += [f"append 0 {layer} {n}" for n in lens for layer in layers]
-        lines += ["fork 0 1", *(f"append 1 {layer} 1" for layer in layers), "free 0"]
-    return "\n".join(lines)
-
-
 def _special_values() -> str:
     values = np.array(SPECIAL, np.float32)
     lines = ["new 12 2 1 1 1", "add 0"]
@@ -236,13 +215,6 @@ def _many_holders() -> str:
     return "\n".join(
         ["new 4 2 1 1 1", "add 0", "append 0 0 1", *forks, "append 9 0 1", *frees, "append 256 0 2"]
     )
-
-
-def _many_blocks() -> str:
-    """More blocks than a signed byte, and than a signed short, can number, used, shared and copied."""
-    n = 2**15 + 8
-    lines = [f"new {2 * n} 1 2 1 1", "add 0", f"append 0 0 {n}", "fork 0 1", f"append 1 1 {n}"]
-    return "\n".join([*lines, "append 0 0 1 ! OutOfBlocks", "free 0", "append 1 0 100", "free 1"])
 
 
 def _forks(factory: Factory) -> None:
@@ -321,7 +293,7 @@ def _rolled_back(factory: Factory) -> None:
     run = Run(factory)
     run.step(Op("new", (1, 1, 1, 1, 1)))
     if "truncate" in run.offers:
-        replay(factory, ROLLBACK)
+        _program(ROLLBACK + directed_sizes.ROLLBACK)(factory)
 
 
 TRACES = {
@@ -332,11 +304,16 @@ TRACES = {
     "uneven layers": UNEVEN,
     "a chain of forks": CHAIN,
     "strange ids": _strange_ids(),
-    "large sizes": _large(),
+    "large sizes": directed_sizes.copied(),
+    "sizes of an engine": directed_sizes.of_an_engine(),
+    "long chunks": directed_sizes.chunks(),
     "refused appends": REFUSED,
     "ids used again": REUSED,
     "256 forks of one block": _many_holders(),
-    "32,776 blocks": _many_blocks(),
+    "32,776 blocks": directed_sizes.blocks(),
+    "160 pieces": directed_sizes.pieces(),
+    "300 appends": directed_sizes.appends(),
+    "70,000 positions": directed_sizes.positions(),
     "use after close": CLOSED,
     "one layer": ONE_LAYER,
 }
