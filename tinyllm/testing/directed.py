@@ -14,9 +14,10 @@ import numpy as np
 from tinyllm.testing import directed_calls, directed_sizes
 from tinyllm.testing.contract import Factory
 from tinyllm.testing.forms import FORMS, SPECIAL
+from tinyllm.testing.in_step import follow
 from tinyllm.testing.run import Run, replay
 from tinyllm.testing.time_limit import CutShort, left
-from tinyllm.testing.trace import Op, encode
+from tinyllm.testing.trace import NotOffered, Op, encode
 
 UNEVEN = """
 new 12 2 3 2 2
@@ -232,9 +233,15 @@ def _forks(factory: Factory) -> None:
 
 def _program(text: str) -> Callable[[Factory], None]:
     def case(factory: Factory) -> None:
+        lacking = None
         for part in re.split(r"^(?=new )", text, flags=re.MULTILINE):
             if part.strip():
-                replay(factory, part)  # a program of its own each, so that what is told is short
+                try:
+                    follow(factory, part)  # a program of its own each, so that what is told is short
+                except NotOffered as error:
+                    lacking = error
+        if lacking is not None:
+            raise lacking
 
     return case
 
@@ -275,6 +282,7 @@ truncate 0 4
 truncate 0 4
 append 0 1 1
 truncate 1 6 ! ValueError
+truncate 1 99 ! ValueError
 truncate 1 -1 ! ValueError
 truncate 7 0 ! KeyError
 truncate 0 0.5 ! TypeError
