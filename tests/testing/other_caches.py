@@ -139,6 +139,26 @@ class CountsItsCalls(PagedKVCache):
         return super().stats() | {"calls": self.calls}
 
 
+class Renumbers(PagedKVCache):
+    """Gives each block the next id after every append, and after a refused one: what is held stays shared."""
+
+    gather_runs: Any = None  # its views would show the ids as they were
+
+    def append(self, seq_id: int, layer: int, k: Any, v: Any) -> None:
+        try:
+            super().append(seq_id, layer, k, v)
+        finally:
+            if not self._closed:
+                self._renumber()
+
+    def _renumber(self) -> None:
+        for pool in (self._k, self._v):
+            pool[:] = np.roll(pool, self.block_size, axis=2)
+        self._refs = [self._refs[-1], *self._refs[:-1]]
+        for blocks in (self._free, *(seq.table for seq in self._seqs.values())):
+            blocks[:] = [(block + 1) % self.num_blocks for block in blocks]
+
+
 def make(num_blocks: int, block_size: int, n_layers: int, n_kv_heads: int, d_head: int) -> PagedKVCache:
     """A factory that is a function."""
     return PagedKVCache(num_blocks, block_size, n_layers, n_kv_heads, d_head)

@@ -23,20 +23,24 @@ class KeepsLengthsAfterFree(PagedKVCache):
         return right or self._old.get(seq_id, [0] * self.n_layers)[layer]
 
 
-class MovesABlockWhenRefused(PagedKVCache):
-    """Contents stay, but in another block: whoever holds the old table reads what is no longer there."""
+class TurnsATableRoundWhenRefused(PagedKVCache):
+    """Contents stay, and counts; but a block is no longer where a fork has it."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self._turned: set[int] = set()
 
     def append(self, seq_id: int, layer: int, k: Any, v: Any) -> None:
         try:
             super().append(seq_id, layer, k, v)
         except OutOfBlocks:
-            table = self._seqs[seq_id].table
-            if table and self._free and self._refs[table[-1]] == 1:
-                old, table[-1] = table[-1], self._free[-1]
-                for pool in (self._k, self._v):
-                    pool[:, :, self._slots(table[-1])] = pool[:, :, self._slots(old)]
-                self._free[-1], self._refs[old], self._refs[table[-1]] = old, 0, 1
+            self._turned.add(seq_id)
             raise
+        self._turned.clear()
+
+    def block_table(self, seq_id: int) -> Any:
+        table = super().block_table(seq_id)
+        return table[::-1].copy() if seq_id in self._turned else table
 
 
 class AcceptsALiveId(PagedKVCache):

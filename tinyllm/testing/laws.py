@@ -290,7 +290,7 @@ def check_contents(step: Step, oracle: Oracle, *, own: bool) -> None:
 
 
 def check_counts_unchanged(step: Step, oracle: Oracle) -> None:
-    """Law 10: a refused call changed no count, length or table."""
+    """Law 10: a refused call changed no count, no length, and not which places share (ids do not matter)."""
     del oracle
     before, after = step.before, step.after
     if before.stats != after.stats or before.free != after.free:
@@ -298,8 +298,12 @@ def check_counts_unchanged(step: Step, oracle: Oracle) -> None:
     for seq in before.lens:
         if before.lens[seq] != after.lens[seq]:
             raise _changed(step, f"lengths of sequence {seq}", before.lens[seq], after.lens[seq])
-        if before.tables.get(seq) != after.tables.get(seq):
-            raise _changed(step, f"block_table({seq})", before.tables.get(seq), after.tables.get(seq))
+        if (old := len(before.tables.get(seq, ()))) != (new := len(after.tables.get(seq, ()))):
+            raise _changed(step, f"blocks in block_table({seq})", old, new)
+    if before.tables != after.tables and not _shared_alike(before.tables, after.tables):
+        then, now = sharing(before.tables), sharing(after.tables)
+        place = min(place for place in then if then[place] != now[place])
+        raise _changed(step, f"holders of {_holds(place)}", *(sorted(each[place]) for each in (then, now)))
 
 
 def check_contents_unchanged(step: Step, oracle: Oracle) -> None:
