@@ -84,10 +84,10 @@ def pieces() -> str:
         lines += [f"free {seq} quiet" for seq in range(1, count, 2)]
         length = count // 2 * size
         lines += ["add 999 quiet", f"append 999 0 {size // 2 - 1} quiet", f"append 999 0 {length - size}"]
-        lines += [f"append 999 0 {size // 2}", "append 999 0 1", "append 999 0 1 ! OutOfBlocks"]
+        lines += [f"append 999 0 {size // 2} quiet", "append 999 0 1", "append 999 0 1 ! OutOfBlocks"]
         if sizes[2] > 1:
-            lines += [f"append 999 1 {length - size}"]
-        lines += ["free 0 quiet", "free 8", "fork 999 998", f"free {count - 2}"]
+            lines += [f"append 999 1 {length - size} quiet"]
+        lines += ["free 0 quiet", "free 8 quiet", "fork 999 998", f"free {count - 2} quiet"]
         lines += [f"append 998 {sizes[2] - 1} {2 * size if sizes[2] == 1 else size}"]
         lines += [f"free {seq} quiet" for seq in range(2, count - 2, 2) if seq != 8]
         lines += ["free 999", "free 998", "add 1", f"append 1 0 {count * size}"]
