@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinyllm.grading.bugs import Bug, load_set
-from tinyllm.infer.paged import PagedKVCache
+from tinyllm.infer.paged import OutOfBlocks, PagedKVCache
 from tinyllm.testing.contract import Factory
 from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.run import replay
@@ -139,3 +139,81 @@ def test_the_search_ends_where_it_costs_too_much(breaks: Breaks, monkeypatch: py
     assert len(runs) < 12
     assert found.law == broken.law
     assert len(found.trace) <= len(broken.trace)
+
+
+FULL = """
+new 9 2 2 3 2
+add 3
+append 3 0 3
+append 3 1 6
+append 3 0 2 as strided
+fork 3 1
+append 3 0 1
+free 1
+append 3 1 3
+append 3 0 3
+fork 3 2
+append 3 0 2
+append 2 1 1
+fork 3 1
+append 3 1 2
+append 1 1 1
+append 3 0 2 ! OutOfBlocks
+append 2 0 4 ! OutOfBlocks
+append 1 0 3 ! OutOfBlocks
+append 3 1 1
+fork 3 4
+append 4 0 2 ! OutOfBlocks
+free 4
+free 3
+free 2
+append 1 1 2
+free 1
+"""
+
+
+class WritesIntoAFullPool(PagedKVCache):
+    """A copy that is refused, and no block is free: it has written all the same."""
+
+    def append(self, seq_id: int, layer: int, k: Any, v: Any) -> None:
+        try:
+            super().append(seq_id, layer, k, v)
+        except OutOfBlocks:
+            table = self._seqs[seq_id].table
+            if not self._free and table and self._refs[table[-1]] > 1:
+                self._k[layer, :, self._slots(table[-1])] = 7
+            raise
+
+
+class LosesWhatFillsThePool(PagedKVCache):
+    """A pool that was full gets a block fewer back."""
+
+    def free(self, seq_id: int) -> None:
+        full = not self._closed and not self._free and len(self._seqs) > 1
+        super().free(seq_id)
+        if full and len(self._free) > 1:
+            self._free.pop(0)
+
+
+class CopiesOneLayerLess(PagedKVCache):
+    """The copy that takes the last free block leaves out the last layer."""
+
+    def _claim(self, plan: Any) -> list[int]:
+        last = plan.need == len(self._free)
+        blocks = super()._claim(plan)
+        for old, new in zip(plan.blocks, blocks, strict=False):
+            if last and old != new:
+                self._v[-1, :, self._slots(new)] = 0
+        return blocks
+
+
+@pytest.mark.parametrize(
+    ("factory", "lines"), [(WritesIntoAFullPool, 5), (LosesWhatFillsThePool, 5), (CopiesOneLayerLess, 5)]
+)
+def test_a_program_that_needs_a_full_pool_comes_down_to_a_few_lines(
+    factory: type[PagedKVCache], lines: int, breaks: Breaks, again: Callable[[Factory, LawBroken], None]
+) -> None:
+    replay(PagedKVCache, FULL)
+    found = shorten(factory, breaks(lambda: replay(factory, FULL)))
+    assert len(found.trace.splitlines()) <= lines, found.trace
+    again(factory, found)

@@ -10,7 +10,7 @@ from itertools import pairwise
 from tinyllm.testing.contract import Factory
 from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.operations import OPERATIONS
-from tinyllm.testing.run import replay
+from tinyllm.testing.run import Run
 from tinyllm.testing.time_limit import CutShort, NotReturned, limited
 from tinyllm.testing.trace import Op, TraceError, parse
 
@@ -25,8 +25,8 @@ SECONDS = 60.0  # the same for a slow cache
 def shorten(factory: Factory, broken: LawBroken) -> LawBroken:
     """The same law broken by a smaller program: no line of it can go, and no number in it can be lower.
 
-    The search ends early where it costs more than `WORK`, or takes longer than `SECONDS`; then something of
-    it might.
+    What must be refused is derived anew. The search ends early where it costs more than `WORK`, or takes
+    longer than `SECONDS`; then something of it might.
     """
     left = WORK
     candidates = _smaller(parse(broken.trace))
@@ -53,8 +53,12 @@ def _work(ops: list[Op]) -> int:
 
 
 def _breaks(factory: Factory, ops: list[Op]) -> LawBroken | None:
+    run = Run(factory)
     try:
-        replay(factory, "".join(f"{op}\n" for op in ops))
+        for op in ops:
+            run.draw(op._replace(refusal=""))  # of another program something else is refused
+            run.hold()
+        run.finish()
     except LawBroken as broken:
         return broken
     except TraceError:  # without the line left out, another makes no sense
@@ -77,6 +81,62 @@ def _smaller(ops: list[Op]) -> Iterator[list[Op]]:
             yield [*ops[:i], both, *ops[i + 2 :]]
     for i, op in enumerate(ops):
         yield from ([*ops[:i], one, *ops[i + 1 :]] for one in _simpler(op) if one != op)
+    yield from (fewer for fewer in _jointly(ops) if fewer != ops)
+
+
+def _jointly(ops: list[Op]) -> Iterator[list[Op]]:
+    """Several things less at once, since a pool may have to be full: blocks with lines, lengths or layers."""
+    if not ops or ops[0].name != "new" or ops[0].refusal:
+        return
+    blocks, size, layers, *_ = map(int, ops[0].args)
+    appends = {i: int(op.args[2]) for i, op in enumerate(ops) if op.name == "append"}
+    for layer in range(layers if layers > 1 else 0):
+        yield _resized(_without_layer(ops, layer), 2, layers - 1)
+    if size > 1:
+        yield _resized(_with_lengths(ops, {i: -(-n // size) for i, n in appends.items()}), 1, 1)
+    for fewer in _halves(blocks):
+        less = _resized(ops, 0, blocks - fewer)
+        yield from ([*less[:i], *less[i + 1 :]] for i in range(len(ops) - 1, 0, -1))
+        for n in dict.fromkeys((fewer * size, fewer)):
+            yield from (_with_lengths(less, {i: old - n}) for i, old in appends.items() if old > n)
+    for fewer in _halves(max(appends.values(), default=1)):
+        shorter = _with_lengths(ops, {i: max(1, n - fewer) for i, n in appends.items()})
+        for most in dict.fromkeys((blocks, blocks - 1, blocks - -(-fewer // size), -(-blocks // 2))):
+            yield _resized(shorter, 0, max(1, most))
+
+
+def _halves(number: int) -> list[int]:
+    """By how much a number can be lowered, and stay 1 or more: first to 1, then as in a bisection."""
+    return list(dict.fromkeys(n for n in (number - 1, *(number >> i for i in range(1, 32))) if n))
+
+
+def _resized(ops: list[Op], at: int, size: int) -> list[Op]:
+    sizes = (*ops[0].args[:at], size, *ops[0].args[at + 1 :])
+    return [ops[0]._replace(args=sizes), *ops[1:]]
+
+
+def _without_layer(ops: list[Op], layer: int) -> list[Op]:
+    """Layers above it are one lower."""
+    made = []
+    for op in ops:
+        kinds = OPERATIONS[op.name].arguments
+        if "layer" in kinds:
+            at = kinds.index("layer")
+            if op.args[at] == layer:
+                continue
+            lower = op.args[at] - (op.args[at] > layer)
+            op = op._replace(args=(*op.args[:at], lower, *op.args[at + 1 :]))  # noqa: PLW2901
+        made.append(op)
+    return made
+
+
+def _with_lengths(ops: list[Op], lengths: dict[int, int]) -> list[Op]:
+    """Other lengths of the appends at these places; data go where they do not fit any more."""
+    made = list(ops)
+    for i, n in lengths.items():
+        if made[i].args[2] != n:
+            made[i] = made[i]._replace(args=(*made[i].args[:2], n), data=None)
+    return made
 
 
 def _renumbered(ops: list[Op]) -> Iterator[list[Op]]:
