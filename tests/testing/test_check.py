@@ -171,7 +171,7 @@ CASES = {
 
 PLAIN = {
     "wrong_caches:CountsReferencesInAShort": ("70,000 forks of one block", 6),
-    "wrong_caches:OnePoolForAll": ("two caches at once", 7),
+    "wrong_caches:OnePoolForAll": ("two caches at once", 12),
     "wrong_caches:TellsKFromVByName": ("other arrays", 3),
     "wrong_manners:RefusesNumpyIds": ("other integers", 3),
     "wrong_manners:LengthOfTheLongest": ("other integers", 4),

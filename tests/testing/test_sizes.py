@@ -38,6 +38,9 @@ FIELD = {
     "f36": "160 pieces",
     "f37": "160 pieces",
     "f38": "160 pieces",
+    "f54": "other arrays",
+    "f56": "two caches at once",
+    "f57": "two caches at once",
 }
 SOURCE = (FOLDER / "second.py").read_text(encoding="utf-8")
 FAULTS = {bug.id: bug for bug in load(FOLDER / "field.toml")}
@@ -52,7 +55,7 @@ def test_a_cache_that_is_wrong_when_large_is_found(name: str, named: Callable[[s
 
 
 @pytest.mark.parametrize("bug", FIELD)
-def test_a_fault_of_an_engine_that_is_large_is_found(bug: str) -> None:
+def test_a_fault_of_an_engine_is_found(bug: str) -> None:
     with pytest.raises(LawBroken) as caught:
         DIRECTED[FIELD[bug]](factory_of(FAULTS[bug].apply(SOURCE), "second.py", "second"))
     assert caught.value.law in FAULTS[bug].laws, str(caught.value)

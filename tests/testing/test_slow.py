@@ -111,7 +111,7 @@ def test_forks_are_as_many_as_there_is_time_for(slow: Callable[[Any], Any]) -> N
             made.append(child)
             super().fork(parent, child)
 
-    with pytest.raises(CutShort, match=r"cut short after \d+ forks, "), limited(40.0):
+    with pytest.raises(CutShort, match=r"cut short after \d+ forks in \d+ s, "), limited(40.0):
         run_directed(slow(Counts), "70,000 forks of one block")
     assert 300 < max(made) < 2000
     made.clear()

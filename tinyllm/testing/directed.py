@@ -228,7 +228,10 @@ def _forks(factory: Factory) -> None:
     if count > few:
         directed_calls.many_forks(factory, count)
     if count < many:
-        raise CutShort(f"cut short after {max(few, count):,} forks, {1000 * each:.3g} ms each")
+        took = time.monotonic() - started
+        raise CutShort(
+            f"cut short after {max(few, count):,} forks in {took:.0f} s, {1000 * each:.3g} ms each"
+        )
 
 
 def _program(text: str) -> Callable[[Factory], None]:

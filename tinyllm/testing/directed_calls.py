@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinyllm.testing.contract import Capability, Factory, extensions
-from tinyllm.testing.laws import LawBroken
+from tinyllm.testing.in_step import follow, steps, take
+from tinyllm.testing.laws import JUNK, LawBroken
 from tinyllm.testing.observe import attempt, failed, named, rounding_told, shown
 from tinyllm.testing.operations import METHODS
 from tinyllm.testing.oracle import half
@@ -118,26 +119,59 @@ append 2 0 4
 """
 
 
+LARGER = """
+new 9 3 2 2 1
+add 0
+append 0 0 4
+append 0 1 4
+fork 0 1
+append 1 0 2
+append 1 1 2
+free 1
+add 2
+append 2 0 5
+append 2 1 5
+fork 0 1
+append 0 0 1
+append 0 1 1
+"""
+CLOSED_TWICE = """
+new 6 2 1 1 2          # a pool that is to be given back once
+add 0
+append 0 0 3
+close
+close
+"""
+
+
 def two_caches(factory: Factory) -> None:
-    """A second cache of the same sizes, used in turns with the first, changes nothing in it."""
+    """Law 12: another cache, of the same or of other sizes, used in turns with it, changes nothing."""
     if not {Capability.FORK, Capability.LAZY_COPY} <= Subject.of(factory).capabilities:
         return
-    ops = parse(TWO)
+    for alone in (TWO, LARGER, CLOSED_TWICE):
+        follow(factory, alone)
+    for what, one, other in (
+        ("the same sizes", TWO, TWO),
+        ("other sizes", LARGER, TWO),
+        ("other sizes", TWO, LARGER),
+    ):
+        try:
+            _in_turns(factory, one, other)
+        except LawBroken as broken:
+            due = f"{broken.expected}, while another cache of {what} is used in turns with this one"
+            raise LawBroken(12, "two caches", due, broken.found) from broken.__cause__
+
+
+def _in_turns(factory: Factory, one: str, other: str) -> None:
     runs = [Run(factory), Run(factory)]
-    try:
-        for i in range(len(ops) + 3):  # the second lags behind: what they hold differs
-            for run, op in zip(runs, (ops[i : i + 1], ops[max(0, i - 3) : max(0, i - 2)])):
-                for each in op:
-                    run.step(each)
-        runs[1].step(parse("close")[0])
-        runs[0].step(parse("append 2 0 1")[0])
-    except LawBroken as broken:
-        raise LawBroken(
-            broken.law,
-            "two caches",
-            f"{broken.expected}, while another cache of the same sizes is used in turns with this one",
-            broken.found,
-        ) from broken.__cause__
+    lines = [list(steps(parse(text))) for text in (one, other)]
+    for i in range(max(map(len, lines)) + 3):
+        for run, mine, at in zip(runs, lines, (i, i - 3), strict=True):  # the second lags behind
+            for step in mine[max(0, at) : max(0, at + 1)]:
+                take(run, step)
+    runs[1].step(parse("close")[0])
+    for step in steps(parse("append 2 0 1")):
+        take(runs[0], step)
 
 
 def other_integers(factory: Factory) -> None:
@@ -219,6 +253,9 @@ def _arrays() -> Iterator[tuple[str, Any, Any]]:
     yield "the same array as K and as V", same, same
     yield "V that is a view of K", same, same[::-1]
     yield "Fortran-ordered K, and V in C order", np.asfortranarray(same), -same
+    for layout in (halves.reshape(shape), halves[::-1].reshape(shape).swapaxes(0, 1)):
+        both = np.stack([layout, -layout])
+        yield "the halves of one float16 array", both[0], both[1]
 
 
 def other_arrays(factory: Factory) -> None:
@@ -234,11 +271,14 @@ def other_arrays(factory: Factory) -> None:
                 12, "arguments", f"an append of {what} leaves K and V as they were", "it wrote there"
             )
         due = [np.concatenate([old, half(new)], axis=1) for old, new in zip(due, (k, v))]
+        for array in (k, v):
+            if array.flags.writeable:
+                array[...] = 1 if array.dtype.kind != "f" else JUNK
         for name, found, right in zip("KV", cache("gather", 0, 0), due):
             bits = half(found)
             if bits.shape != right.shape or bits.tobytes() != np.ascontiguousarray(right).tobytes():
                 raise LawBroken(
-                    3,
+                    12 if JUNK in bits else 3,
                     "contents",
                     f"{name} after an append of {what} ends with {right[:, -2:].tolist()}",
                     f"{bits[:, -2:].tolist()}",
