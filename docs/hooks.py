@@ -29,6 +29,10 @@ SETS = {
     ),
     "wild": ("Wild", "Faults that caches in production really shipped, each with its source."),
     "engine": ("Engine", "Faults in what engines ask beyond the ten methods: laws 16 to 20."),
+    "field": (
+        "Field",
+        "Faults of a second cache, built as engines are; each with why tests tend to miss it.",
+    ),
 }
 INTERFACES = {
     "cache": ("The caches", ("tinyllm.infer.paged", "tinyllm.infer.kvcache", "tinyllm.infer.planning")),
@@ -180,15 +184,15 @@ def bug_page(bug: bugs.Bug) -> dict[str, str]:
     survives = " It is no bug: no good suite may object to it." if bug.survives else ""
     facts = {
         "what a user would see": cell(bug.symptom),
+        "why tests miss it": bug.cause,
         "breaks": ", ".join(law_link(law) for law in bug.laws),
         "caught by": ", ".join(f"`{name}`" for name in bug.caught_by),
         "known from": re.sub(r"(https?://[^\s,;)]+)", r"<\1>", bug.source),
     }
     rows = "".join(f"- **{name}**: {text}\n" for name, text in facts.items() if text)
-    source = bugs.reference().source
     text = (
         f"# {bug.id}: {bug.title}\n\n{(required + survives).strip()}\n\n{rows}\n"
-        f"## What changes\n\n```diff\n{bug.diff(source, 'paged.py')}```\n"
+        f"## What changes\n\n```diff\n{bug.diff(bugs.reference())}```\n"
     )
     pages = {}
     if bug.witness:

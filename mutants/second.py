@@ -28,7 +28,14 @@ SLICES = 16  # pieces of a table that are read and written one by one; more of t
 
 
 class OutOfBlocks(RuntimeError):  # noqa: N818 - the contract's name
-    """An append needs more blocks than are free; nothing has changed [9, 10]."""
+    """An append needs more blocks (`needed`) than are free (`free`); nothing has changed [9, 10]."""
+
+    def __init__(self, needed: int, free: int) -> None:
+        super().__init__(needed, free)
+        self.needed, self.free = needed, free
+
+    def __str__(self) -> str:
+        return f"the append needs {self.needed} blocks; {self.free} are free"
 
 
 class _Plan(NamedTuple):
@@ -137,7 +144,7 @@ class PagedKVCache:
         tokens, size = k.shape[1], self.block_size
         plan = self._plan(seq, layer, tokens)
         if plan.need > self.num_free_blocks():
-            raise OutOfBlocks(f"the append needs {plan.need} blocks; {self.num_free_blocks()} are free")
+            raise OutOfBlocks(plan.need, self.num_free_blocks())
         chunk = self._rounded(k, v)
         start, old = seq.lens[layer], len(seq.table)
         whole = range(max(old, -(-start // size)), (start + tokens) // size)  # new blocks that it fills

@@ -47,7 +47,7 @@ def test_it_holds_one_package_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].partition("-")[0] for name in names} == {"tinyllm", "tinyllm_paged"}
     page = {f"tinyllm/grading/templates/page.{end}" for end in ("html.jinja", "css", "js")}
-    planted = {f"tinyllm/grading/planted/{name}.toml" for name in SETS}
+    planted = {f"tinyllm/grading/planted/{name}" for name in ("second.py", *(f"{one}.toml" for one in SETS))}
     for needed in {"tinyllm/py.typed", "tinyllm/cli/learner/paged.py.jinja", *planted, *page}:
         assert needed in names
 

@@ -77,8 +77,8 @@ def noticed(text: str) -> str:
     exec(compile(mutant.source, target.path, "exec"), scope)  # noqa: S102 - our own source, one line changed
     factory = scope["PagedKVCache"]
     try:
-        for bug in bugs.load_set("all"):
-            replay(factory, bug.witness)  # type: ignore[arg-type]
+        for witness in [bug.witness for bug in bugs.load_set("all") if bug.witness]:
+            replay(factory, witness)  # type: ignore[arg-type]
         for name in DIRECTED:
             run_directed(factory, name)  # type: ignore[arg-type]
     except AssertionError as error:

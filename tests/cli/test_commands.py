@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import tinyllm as package
-from tinyllm.grading.bugs import load_set
+from tinyllm.grading.bugs import load_set, reference
 from tinyllm.testing.catalogue import CATALOGUE
 from tinyllm.testing.laws import LAWS
 
@@ -71,7 +71,7 @@ def test_version(invoke: Invoke) -> None:
         ("grade . --timeout soon", "soon is no number of at least 0.1"),
         ("grade . --bug nope", "there is no bug nope; expected one of s01, "),
         ("grade . --bug s06 --bug nope --bug no", "there is no bug nope, no; expected one of s01, "),
-        ("grade . --set nope", "--set nope: expected one of course, wild, engine, all"),
+        ("grade . --set nope", "--set nope: expected one of course, wild, engine, field, all"),
         ("grade . --json none/out.json", "none/out.json cannot be written: its folder is not there"),
         ("grade . --matrix .", ". cannot be written: it is a folder"),
         ("grade . --html none/out.html", "none/out.html cannot be written: its folder is not there"),
@@ -139,15 +139,14 @@ def test_one_bug_whole(invoke: Invoke) -> None:
 
 
 @pytest.mark.parametrize("bug", load_set("all"), ids=lambda bug: bug.id)
-def test_the_diff_of_a_bug_can_be_fed_to_patch(
-    invoke: Invoke, tmp_path: Path, reference: str, bug: Any
-) -> None:
+def test_the_diff_of_a_bug_can_be_fed_to_patch(invoke: Invoke, tmp_path: Path, bug: Any) -> None:
     """Where the output is no terminal, not a character is added."""
     shown = invoke("bugs", bug.id).stdout
-    (tmp_path / "paged.py").write_text(reference, encoding="utf-8")
-    (tmp_path / "diff").write_text(shown[shown.index("--- a/paged.py") :], encoding="utf-8")
+    clean = bug.clean(reference())
+    (path := tmp_path / Path(clean.path).name).write_text(clean.source, encoding="utf-8")
+    (tmp_path / "diff").write_text(shown[shown.index(f"--- a/{path.name}") :], encoding="utf-8")
     subprocess.run(["git", "apply", "diff"], cwd=tmp_path, check=True, timeout=60)
-    assert (tmp_path / "paged.py").read_text(encoding="utf-8") == bug.apply(reference)
+    assert path.read_text(encoding="utf-8") == bug.planted(clean).source
 
 
 def test_tests_lists_the_catalogue(invoke: Invoke) -> None:
@@ -159,10 +158,11 @@ def test_tests_lists_the_catalogue(invoke: Invoke) -> None:
             assert text in shown
 
 
-def test_diff(invoke: Invoke, tmp_path: Path, reference: str) -> None:
-    (tmp_path / "mine.py").write_text(reference, encoding="utf-8")
+def test_diff(invoke: Invoke, tmp_path: Path) -> None:
+    source = reference().source
+    (tmp_path / "mine.py").write_text(source, encoding="utf-8")
     assert invoke("diff", "mine.py").stdout == "The two are the same.\n"
-    (tmp_path / "mine.py").write_text(reference.replace("first_block, last", "one, two"), encoding="utf-8")
+    (tmp_path / "mine.py").write_text(source.replace("first_block, last", "one, two"), encoding="utf-8")
     shown = invoke("diff", "mine.py").stdout
     assert shown.startswith("--- mine.py\n+++ the reference\n@@ ")
     assert "\n-        one, two" in shown

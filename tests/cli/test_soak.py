@@ -28,14 +28,14 @@ from tinyllm.cli.search import Search, _seed
 from tinyllm.cli.slice import Slice, _again, search
 from tinyllm.cli.soak import duration, shard_of
 from tinyllm.cli.traces import keep, known
-from tinyllm.grading.bugs import load_set
+from tinyllm.grading.bugs import load_set, reference
 from tinyllm.jobs.cluster import ClusterError
 from tinyllm.jobs.process import Cancel, Here
 from tinyllm.testing.contract import CAPABILITIES
 from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.soak import Soaked
 
-from .conftest import REFERENCE, plain_environment
+from .conftest import plain_environment
 
 Call = Callable[..., Any]
 PASS, WEAK, USAGE, LOST, INTERRUPTED = 0, 1, 2, 6, 130
@@ -52,7 +52,7 @@ def write(tmp_path: Path) -> Callable[[str, str], Path]:
     def make(name: str, what: str) -> Path:
         path = tmp_path / name
         if what in known:
-            text = known[what].apply(REFERENCE.read_text(encoding="utf-8"))
+            text = known[what].planted(reference()).source
         else:
             text = f"import os\nfrom tinyllm.infer.paged import PagedKVCache as Right\n{what}"
         path.write_text(text, encoding="utf-8")

@@ -106,7 +106,7 @@ def kills(suite: Callable[..., Path]) -> Callable[..., set[str]]:
     ) -> set[str]:
         clean = target or bugs.reference()
         path = "tests" if tests is None else str(suite(tests))
-        planted = clean.with_source(known[bug].apply(clean.source))
+        planted = known[bug].planted(clean)
         outcomes = []
         for one in (clean, planted):
             ended = call(once, Job((path,), one, 0, keep_going=True), timeout=120)

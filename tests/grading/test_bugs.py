@@ -8,6 +8,7 @@ import pytest
 
 from tinyllm.grading import bugs
 from tinyllm.grading.bugs import Bug, BugError, Edit, load, load_set
+from tinyllm.grading.plant import Target
 
 GOOD = """
 [[bug]]
@@ -109,7 +110,9 @@ def test_one_that_does_not_apply(edits: list[tuple[str, str]], words: str) -> No
 def test_edits_are_made_one_after_the_other() -> None:
     bug = Bug("b1", "title", "symptom", (Edit("x", "yz"), Edit("z", "w")))
     assert bug.apply("a x a\n") == "a yw a\n"
-    assert bug.diff("a x a\n", "f.py") == "--- a/f.py\n+++ b/f.py\n@@ -1 +1 @@\n-a x a\n+a yw a\n"
+    target = Target("pkg.f", "/pkg/f.py", "a x a\n")
+    assert bug.planted(target) == target.with_source("a yw a\n")
+    assert bug.diff(target) == "--- a/f.py\n+++ b/f.py\n@@ -1 +1 @@\n-a x a\n+a yw a\n"
 
 
 def test_sets() -> None:
@@ -118,9 +121,9 @@ def test_sets() -> None:
 
 def test_no_bug_uses_a_name_that_is_not_there(tmp_path: Path) -> None:
     """It would be killed by a NameError, and say nothing of the tests."""
-    source = bugs.reference().source
+    target = bugs.reference()
     for bug in bugs.load_set("all"):
-        (tmp_path / f"{bug.id}.py").write_text(bug.apply(source), encoding="utf-8")
+        (tmp_path / f"{bug.id}.py").write_text(bug.planted(target).source, encoding="utf-8")
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

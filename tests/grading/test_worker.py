@@ -24,8 +24,7 @@ for name in PRELOAD:
 def work(path, bug, seed, keep_going, report):
     target = bugs.reference()
     if bug:
-        planted = {known.id: known for known in bugs.load_set("all")}[bug]
-        target = target.with_source(planted.apply(target.source))
+        target = {known.id: known for known in bugs.load_set("all")}[bug].planted(target)
     try:
         outcome = dataclasses.asdict(run(print, Job((path,), target, seed, keep_going)))
     except BaseException as error:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tinyllm.grading.bugs import load_set
-from tinyllm.infer import paged
+from tinyllm.grading.bugs import load_set, reference
 from tinyllm.testing.adapters.loading import load
 from tinyllm.testing.catalogue import CATALOGUE
 from tinyllm.testing.contract import Factory
@@ -18,7 +17,6 @@ from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.run import replay
 
 HERE = Path(__file__).parent
-REFERENCE = Path(paged.__file__)
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +30,7 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Factory]:
             return load(f"{HERE / file}.py:{cls}")
         (bug,) = [bug for bug in load_set("all") if bug.id == name]
         path = folder / f"{name}.py"
-        path.write_text(bug.apply(REFERENCE.read_text(encoding="utf-8")), encoding="utf-8")
+        path.write_text(bug.planted(reference()).source, encoding="utf-8")
         return load(str(path))
 
     return find

@@ -110,12 +110,12 @@ def bugs(
     if bug_id not in known:
         fail(USAGE, f"there is no bug {bug_id!r}; expected one of {', '.join(known)}")
     bug = known[bug_id]
-    target = planted.reference()
     console.print(
         f"[bold]{bug.id}[/bold]  {escape(bug.title)}{'  [red]required[/red]' if bug.required else ''}"
     )
     facts = {
         "symptom": bug.symptom,
+        "why tests miss it": bug.cause,
         "breaks": ", ".join(f"law {law}" for law in bug.laws),
         "caught by": ", ".join(bug.caught_by),
         "source": bug.source,
@@ -127,7 +127,7 @@ def bugs(
     if bug.witness:
         console.print("\nThe shortest program that shows it:\n")
         console.print("".join(f"  {line}\n" for line in bug.witness.strip().splitlines()), markup=False)
-    show_diff(console, bug.diff(target.source, "paged.py"))
+    show_diff(console, bug.diff(planted.reference()))
 
 
 @app.command()

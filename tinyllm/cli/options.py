@@ -73,7 +73,7 @@ On = Annotated[
 
 def set_option(default: str) -> Any:
     """The option --set, with this default in the help."""
-    metavar = "course|wild|engine|all"
+    metavar = "course|wild|engine|field|all"
     return typer.Option("--set", metavar=metavar, help="Which bugs to plant.", show_default=default)
 
 

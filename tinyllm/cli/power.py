@@ -133,9 +133,7 @@ def _run(
         task = progress.add_task("random programs", total=len(powers) * len(seeds))
 
         def submit(executor: "Executor", one: Power, seed: int, profile: str) -> "Future[Any]":
-            return executor.submit(
-                trial, target.with_source(one.bug.apply(target.source)), seed, profile, cancelled
-            )
+            return executor.submit(trial, one.bug.planted(target), seed, profile, cancelled)
 
         lost = ""
         try:
@@ -174,6 +172,9 @@ def _show(console: Console, powers: list[Power]) -> None:
         also = f"directed: {one.directed}" if one.directed else ""
         table.add_row(one.bug.id, escape(one.bug.title), found, *counts, escape(also))
     console.print(table)
+    if any(one.bug.cause for one in powers):
+        console.print()
+        console.print(_by_cause(powers))
     every = [trial and trial.programs for one in powers for trial in one.trials.values()]
     console.print(f"\nprograms to the kill, all {len(every)} trials")
     for label, count in _buckets(every):
@@ -185,6 +186,28 @@ def _show(console: Console, powers: list[Power]) -> None:
         console.print(
             f"[red]neither within {SOON} programs in every trial nor directed:[/red] {' '.join(weak)}"
         )
+
+
+def _by_cause(powers: list[Power]) -> Table:
+    """The bugs that have one, by the cause for which tests miss them."""
+    table = Table("why tests miss them", box=None, pad_edge=False)
+    for name in ("bugs", "found", "programs", "directed"):
+        table.add_column(name, justify="right")
+    table.add_column("missed")
+    for cause in dict.fromkeys(one.bug.cause for one in powers if one.bug.cause):
+        alike = [one for one in powers if one.bug.cause == cause]
+        found = [found for one in alike for found in one.found]
+        trials = sum(len(one.trials) for one in alike)
+        missed = [one.bug.id for one in alike if not one.found and not one.directed]
+        table.add_row(
+            escape(cause),
+            str(len(alike)),
+            f"{len(found)}/{trials}",
+            _median([one.programs for one in found]),
+            str(sum(bool(one.directed) for one in alike)),
+            " ".join(missed) or "-",
+        )
+    return table
 
 
 def _median(values: list[int]) -> str:

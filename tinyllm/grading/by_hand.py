@@ -26,6 +26,6 @@ def offer_bug(named: str, tests: Sequence[str] = ()) -> None:
     try:
         folder = mkdtemp(prefix="tinyllm-plant-")
         register(shutil.rmtree, folder, ignore_errors=True)
-        handover.offer(target.with_source(known[bug_id].apply(target.source)), Path(folder))
+        handover.offer(known[bug_id].planted(target), Path(folder))
     except OSError as error:
         raise PlantError(f"no temporary file can be written: {error.strerror}") from error

@@ -21,10 +21,11 @@ Settle = Callable[[str, Trial], None]
 
 @dataclass(frozen=True)
 class Suspect:
-    """A bug on which a test failed: its id, the job, and the trial with its failures."""
+    """A bug on which a test failed: its id, the job, the target without it, the trial with its failures."""
 
     bug: str
     job: Job
+    clean: Target
     trial: Trial
 
     @property
@@ -51,17 +52,17 @@ def judged(seed: int, ended: Ended, timeout: float) -> Trial:
     return Trial(seed, "survived", outcome)
 
 
-def confirm(suspects: Sequence[Suspect], clean: Target, submit: Submit, settle: Settle) -> None:
+def confirm(suspects: Sequence[Suspect], submit: Submit, settle: Settle) -> None:
     """Run the failed tests again, and settle every suspect. Raises ClusterError."""
     alone = [(one, replace(one.job, only=one.tests)) for one in suspects]
     rest = []
-    for one, seen in zip(suspects, _again(alone, clean, submit)):
+    for one, seen in zip(suspects, _again(alone, submit)):
         if seen >= {test.test for test in one.tests}:
             settle(one.bug, one.trial)
         else:
             rest.append((one, seen))
     ordered = [(one, replace(one.job, order=one.trial.outcome.order)) for one, _ in rest]
-    for (one, seen), more in zip(rest, _again(ordered, clean, submit)):
+    for (one, seen), more in zip(rest, _again(ordered, submit)):
         kills = [kill for kill in one.trial.outcome.kills if kill.test in seen | more]
         outcome = replace(one.trial.outcome, kills=kills)
         if kills:
@@ -72,17 +73,13 @@ def confirm(suspects: Sequence[Suspect], clean: Target, submit: Submit, settle: 
             settle(one.bug, Trial(one.trial.seed, "survived", outcome, note, unsteady=True))
 
 
-def _again(jobs: Sequence[tuple[Suspect, Job]], clean: Target, submit: Submit) -> list[set[str]]:
+def _again(jobs: Sequence[tuple[Suspect, Job]], submit: Submit) -> list[set[str]]:
     """For each suspect, the tests that pass on clean code in this job and then fail on the bug."""
-    cleans = {
-        replace(job, target=clean) for _, job in jobs
-    }  # one clean run for each test, shared by its bugs
-    without = {job: submit(job) for job in cleans}
+    cleans = [replace(job, target=one.clean) for one, job in jobs]
+    without = {job: submit(job) for job in set(cleans)}  # one for each test, shared by its bugs
     passed = {job: _passed(future.result()) for job, future in without.items()}
     runs = [submit(job) for _, job in jobs]
-    return [
-        _failed(future.result()) & passed[replace(job, target=clean)] for (_, job), future in zip(jobs, runs)
-    ]
+    return [_failed(future.result()) & passed[clean] for clean, future in zip(cleans, runs)]
 
 
 def _failed(ended: Ended) -> set[str]:

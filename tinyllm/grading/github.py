@@ -56,14 +56,20 @@ def annotations(grade: Grade) -> list[str]:
     found = []
     for result in grade.alive:
         said = f"A user would see: {result.bug.symptom}."
-        place = location(grade.target.path, edited_line(result.bug, grade.target.source))
+        place = _edited(grade, result.bug)
         found.append(annotation(level, said, **place, title=f"{result.bug.id} {result.status}"))
     for result in grade.objections:
-        place = location(grade.target.path, edited_line(result.bug, grade.target.source))
+        place = _edited(grade, result.bug)
         found.append(annotation(level, objection(result), **place, title=f"{result.bug.id} killed"))
     if not found and grade.reasons:
         found.append(annotation(level, "; ".join(grade.reasons), title="no pass"))
     return found
+
+
+def _edited(grade: Grade, bug: Bug) -> dict[str, str]:
+    """The location of the bug's first edit."""
+    clean = bug.clean(grade.target)
+    return location(clean.path, edited_line(bug, clean.source))
 
 
 def edited_line(bug: Bug, source: str) -> int:

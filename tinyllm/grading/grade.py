@@ -48,7 +48,8 @@ class Grader:
         options: more options for pytest.
         place: maps a path to its name on the machine that does the runs.
 
-    If the target has a place, the tests must also pass on the unchanged class there.
+    The tests must pass on each text that bugs are edits of, and on what these texts replace: the target, or
+    the unchanged class of its place.
     """
 
     tests: tuple[str, ...]
@@ -101,14 +102,19 @@ class Grader:
         """The grade of the finished trials, or None."""
         known = [result for result in grade.results if result.trials] if grade else []
         done = sum(len(result.trials) for result in known)
-        missing = len(self.bugs) * self.trials + 1 - done  # plus the clean run at the end
+        missing = len(self.bugs) * self.trials + len(self._clean) - done  # plus the clean runs at the end
         return replace(grade, results=known, missing=missing) if grade and known else None
 
     def _apply(self) -> dict[str, Target]:
         try:
-            return {bug.id: self.target.with_source(bug.apply(self.target.source)) for bug in self.bugs}
+            return {bug.id: bug.planted(self.target) for bug in self.bugs}
         except BugError as error:
             raise GradeError(INVALID, f"a bug does not apply to {self.target.module}", str(error)) from error
+
+    @property
+    def _clean(self) -> list[Target]:
+        """The target with each text that bugs are edits of."""
+        return list(dict.fromkeys(bug.clean(self.target) for bug in self.bugs))
 
     def _job(self, target: Target, seed: int) -> Job:
         there = replace(target, path=self.place(target.path))
@@ -118,8 +124,8 @@ class Grader:
         self, pool: Executor, seeds: list[int], listener: Listener
     ) -> tuple[int, tuple[str, ...], float]:
         """Clean runs with at least two seeds: the number of tests, the missed processes, the seconds."""
-        clean = [self.target.with_source("")] if self.target.place else []
-        clean.append(self.target)
+        as_it_is = self.target.with_source("") if self.target.place else self.target
+        clean = list(dict.fromkeys([as_it_is, *self._clean]))
         several = seeds if len(seeds) > 1 else [*seeds, seeds[0] + 1]
         timeout = self.timeout or BASELINE_TIMEOUT
         runs: dict[Future[Ended], tuple[Target, int]] = {}
@@ -142,25 +148,29 @@ class Grader:
                 if problem.code == USAGE:
                     break
         if red:
-            raise self._refused(sorted(red, key=lambda one: clean.index(one[0])), green)
+            raise self._refused(sorted(red, key=lambda one: clean.index(one[0])), green, as_it_is)
         counts = {outcome.tests for _, outcome in outcomes}
         if len(counts) > 1:
             raise GradeError(BASELINE, f"flaky: the number of tests changes between runs: {sorted(counts)}")
         missed = {command for _, outcome in outcomes for command in outcome.missed}
         count = counts.pop()
-        if count and not any(outcome.used for target, outcome in outcomes if target is self.target):
+        if count and not any(outcome.used for _, outcome in outcomes):
             raise self._unused(missed)
         return count, tuple(sorted(missed)), slowest
 
-    def _refused(self, red: list[tuple[Target, int, GradeError, str]], green: set[Target]) -> GradeError:
+    def _refused(
+        self, red: list[tuple[Target, int, GradeError, str]], green: set[Target], as_it_is: Target
+    ) -> GradeError:
         """The error for clean runs that failed."""
         target, seed, problem, output = red[0]
-        said = str(problem)
+        said, place = str(problem), self.target.place
         if target in green:
             said += "; with another seed they pass: they are flaky"
-        elif (place := self.target.place) and target is self.target and problem.code == BASELINE:
+        elif target != as_it_is and problem.code == BASELINE:
+            own = place.impl if place else target.module
+            other = "the reference" if target == self.target else Path(target.path).name
             said = (
-                f"the tests pass on {place.impl}, but not on the reference in its place: "
+                f"the tests pass on {own}, but not on {other} in its place: "
                 f"they ask for more than the contract: {said}"
             )
         elif place:
@@ -211,20 +221,21 @@ class Grader:
                 continue
             listener("run", results[name].bug, None)
             if trial.status == "killed":
-                suspects.append(confirm.Suspect(name, job, trial))
+                clean = self._job(results[name].bug.clean(self.target), job.seed)
+                suspects.append(confirm.Suspect(name, job, clean.target, trial))
             else:
                 settle(name, trial)
         if lost:
             raise lost
-        clean = self._job(self.target, seeds[0])
-        confirm.confirm(suspects, clean.target, submit, settle)
-        self._last(clean, results, submit, timeout)
+        confirm.confirm(suspects, submit, settle)
+        self._last([self._job(target, seeds[0]) for target in self._clean], results, submit, timeout)
 
-    def _last(self, clean: Job, results: dict[str, Result], submit: confirm.Submit, timeout: float) -> None:
-        """The clean runs at the end: several if a failure did not recur."""
-        last = [submit(clean)]
-        if any(trial.unsteady for result in results.values() for trial in result.trials):
-            last += [submit(clean) for _ in range(SUSPECT)]
+    def _last(
+        self, clean: list[Job], results: dict[str, Result], submit: confirm.Submit, timeout: float
+    ) -> None:
+        """The clean runs at the end: several of each if a failure did not recur."""
+        unsteady = any(trial.unsteady for result in results.values() for trial in result.trials)
+        last = [submit(job) for job in clean * (1 + SUSPECT * unsteady)]
         for future in last:
             ended = future.result()
             if problem := _problem(ended, timeout):
@@ -241,8 +252,8 @@ class Grader:
             raise GradeError(BASELINE, text)
 
     def _fingerprint(self) -> dict[str, str]:
-        """The digests of the module and of every Python file of the tests."""
-        files = [Path(self.target.path)]
+        """The digests of what bugs are edits of, and of every Python file of the tests."""
+        files = [Path(target.path) for target in (self.target, *self._clean)]
         files += [Path(self.target.place.path)] if self.target.place else []
         for test in self.tests:
             path = Path(test.split("::")[0])

@@ -81,11 +81,15 @@ def find(module: str, cls: str = "") -> Target:
         raise PlantError(f"there is no module {module!r}")
     if not spec.origin or not spec.origin.endswith(".py"):
         raise PlantError(f"{module} has no Python source to plant a bug in ({spec.origin})")
+    return Target(module, spec.origin, read(Path(spec.origin)), cls)
+
+
+def read(path: Path) -> str:
+    """The text of a Python file. Raises PlantError."""
     try:
-        source = importlib.util.decode_source(Path(spec.origin).read_bytes())
+        return importlib.util.decode_source(path.read_bytes())
     except (OSError, SyntaxError, UnicodeError) as error:
-        raise PlantError(f"{spec.origin} cannot be read: {error}") from error
-    return Target(module, spec.origin, source, cls)
+        raise PlantError(f"{path} cannot be read: {error}") from error
 
 
 def on_construction(cls: type, tell: Callable[[], None]) -> None:

@@ -19,21 +19,16 @@ STATUS = {"killed": "Killed", "survived": "Survived", "timeout": "Timeout", "inv
 
 
 def as_json(grade: Grade) -> dict[str, Any]:
-    """The grade as a mutation-testing-report: one file, one mutant a bug, `Killed` if every trial killed it.
+    """The grade as a mutation-testing-report: a mutant a bug, `Killed` if every trial killed it.
 
-    The change that is no bug is `Ignored`, killed or not, so that the score of any reader is ours. A kill of
-    it is named in `statusReason`, `killedBy` and the `reasons` of `config`.
+    Each text that bugs are edits of is a file. The change that is no bug is `Ignored`, killed or not, so that
+    the score of any reader is ours. A kill of it is named in `statusReason`, `killedBy` and the `reasons` of
+    `config`.
     """
     return {
         "schemaVersion": "2",
         "thresholds": {"high": 100, "low": round(THRESHOLD * 100)},
-        "files": {
-            _name(grade.target.path): {
-                "language": "python",
-                "source": grade.target.source,
-                "mutants": [_mutant(result, grade.target.source) for result in grade.results],
-            }
-        },
+        "files": _files(grade),
         "testFiles": {"": {"tests": [{"id": name, "name": name} for name in grade.killers]}},
         "framework": {
             "name": "tinyllm",
@@ -57,6 +52,15 @@ def as_json(grade: Grade) -> dict[str, Any]:
             "python": platform.python_version(),
         },
     }
+
+
+def _files(grade: Grade) -> dict[str, Any]:
+    files: dict[str, Any] = {}
+    for result in grade.results:
+        clean = result.bug.clean(grade.target)
+        new = {"language": "python", "source": clean.source, "mutants": []}
+        files.setdefault(_name(clean.path), new)["mutants"].append(_mutant(result, clean.source))
+    return files
 
 
 def _mutant(result: Result, source: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import statistics
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from tinyllm.exit_codes import INVALID, LOST, PASS, TIMEOUT, WEAK
 from tinyllm.grading.bugs import MODULE, Bug
@@ -136,12 +135,12 @@ class Grade:
 
     @property
     def in_reference(self) -> bool:
-        """Whether the bugs are planted in the reference cache."""
+        """Whether the bugs are planted in place of the reference cache."""
         return self.target.module == MODULE
 
     def diff(self, bug: Bug) -> str:
-        """A bug as a unified diff of the target's file."""
-        return bug.diff(self.target.source, Path(self.target.path).name)
+        """A bug as a unified diff of the file that its edits are of."""
+        return bug.diff(self.target)
 
     @property
     def score(self) -> float:
