@@ -1,15 +1,18 @@
 """`tinyllm power`: the table, the bars, and the exit code."""
 
 import json
+import re
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from tinyllm.cli.executor import Pool
-from tinyllm.cli.power import SOON, Power, _buckets
+from tinyllm.cli.power import SOON, Power, _buckets, _by_cause
 from tinyllm.grading.bugs import load_set
 from tinyllm.jobs.cluster import ClusterError
 from tinyllm.testing.power import Found
@@ -28,6 +31,15 @@ def test_what_is_found_is_counted(invoke: Call, tmp_path: Path) -> None:
     written = json.loads(path.read_text(encoding="utf-8"))
     assert (written["seeds"], written["exitCode"]) == ([0, 1], 0)
     assert [trial["law"] for trial in written["bugs"]["s09"]["trials"]] == [6, 6]
+    assert "why tests miss them" not in done.stdout
+
+
+def test_a_fault_of_the_second_cache_is_found_in_it(invoke: Call) -> None:
+    done = invoke("power", "--trials", 1, "--set", "field", "--bug", "f04")
+    assert done.exit_code == 0, done.output
+    last = re.search(r"^lines that nobody looks at .*$", done.stdout, re.MULTILINE)
+    assert last is not None
+    assert last[0].split()[5:] == ["1", "1/1", "9", "0", "-"]
 
 
 def test_what_was_known_when_the_cluster_was_lost(
@@ -80,6 +92,19 @@ def test_late_never_and_directed() -> None:
     assert not Power(BUG, {0: early, 1: None}).sure
     assert not Power(BUG).sure
     assert Power(BUG, {0: None}, directed="32,776 blocks").sure
+
+
+def test_bugs_are_summed_by_the_cause_for_which_tests_miss_them() -> None:
+    early, late = Found(6, 3, 50), Found(6, SOON + 1, 5000)
+    a, b, other = (replace(BUG, id=name, cause=cause) for name, cause in (("a", "x"), ("b", "x"), ("c", "y")))
+    powers = [Power(BUG, {0: early, 1: early}), Power(a, {0: early, 1: late}, directed="a case")]
+    powers += [Power(b, {0: None, 1: None}), Power(other, {0: None, 1: None}, directed="a case")]
+    with (console := Console(width=100)).capture() as shown:
+        console.print(_by_cause(powers))
+    assert [line.split() for line in shown.get().splitlines()[1:]] == [
+        ["x", "2", "2/4", "52", "1", "b"],
+        ["y", "1", "0/2", "-", "1", "-"],
+    ]
 
 
 def test_every_trial_is_in_one_bucket() -> None:

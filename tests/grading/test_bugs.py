@@ -74,6 +74,8 @@ def test_a_good_one(file: Path) -> None:
         (GOOD.replace('[{find = "x", replace = "y"}]', "[1]"), ", bug 1: edits must be one or more tables"),
         (GOOD.replace('[{find = "x", replace = "y"}]', '"x"'), ", bug 1: edits must be one or more tables"),
         (GOOD + GOOD, ": ids used twice: b1"),
+        ("implementation = 1\n" + GOOD, ": implementation has the wrong type: 1"),
+        ('implementation = "none.py"\n' + GOOD, ": implementation: "),
     ],
 )
 def test_a_bad_one(file: Path, text: str, words: str) -> None:

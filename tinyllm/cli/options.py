@@ -73,8 +73,8 @@ On = Annotated[
 
 def set_option(default: str) -> Any:
     """The option --set, with this default in the help."""
-    metavar = "course|wild|engine|field|all"
-    return typer.Option("--set", metavar=metavar, help="Which bugs to plant.", show_default=default)
+    meaning = "Which bugs to plant: course, wild, engine, field or all."
+    return typer.Option("--set", metavar="NAME", help=meaning, show_default=default)
 
 
 def chosen(impl: str, command: str | None) -> str:
