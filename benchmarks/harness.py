@@ -212,7 +212,9 @@ GRADE = """
 import json, sys, time
 from tinyllm.grading import bugs, plant
 from tinyllm.grading.grade import Grader
-chosen, at = bugs.load_set("all")[::int(sys.argv[2])], {"start": time.monotonic()}
+# What replaces paged.py fails the tests, which are of its insides too.
+edits = [bug for bug in bugs.load_set("all") if bug.implementation is None]
+chosen, at = edits[::int(sys.argv[2])], {"start": time.monotonic()}
 def listener(what, *_):
     at[what] = time.monotonic()
 Grader((sys.argv[1],), bugs.reference(), chosen).grade(listener)
