@@ -16,6 +16,7 @@ import itertools
 import math
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -31,6 +32,7 @@ from tinyllm.testing.forms import FORMS, SPECIAL
 from tinyllm.testing.laws import Findings, LawBroken, Place
 from tinyllm.testing.operations import OPERATIONS
 from tinyllm.testing.profiles import current_profile
+from tinyllm.testing.repeats import DRAWN, changed, known
 from tinyllm.testing.run import Observer, Run
 from tinyllm.testing.time_limit import CutShort, NotReturned
 from tinyllm.testing.trace import Op
@@ -74,8 +76,10 @@ def special(count: int) -> st.SearchStrategy[list[float]]:
 configs = st.builds(Config, st.integers(*BLOCKS), st.integers(*SIZES), st.sampled_from(LAYERS), WIDE, WIDE)
 live = st.runner().flatmap(lambda machine: one_of(tuple(sorted(machine.run.oracle.tables))))
 behind = st.runner().flatmap(lambda machine: one_of(tuple(machine.lagging())))
+grown = st.runner().flatmap(lambda machine: one_of(tuple(machine.written())))
 unused = st.runner().flatmap(lambda m: one_of(tuple(i for i in m.ids if i not in m.run.oracle.tables)))
 layers = st.runner().flatmap(lambda machine: up_to(machine.run.config.n_layers - 1))
+most = st.sampled_from([True, True, False])
 # Up to three blocks at once: an append that starts, fills and leaves blocks. None at all has to be refused.
 tokens = st.runner().flatmap(lambda machine: up_to(3 * machine.run.config.block_size))
 
@@ -94,6 +98,10 @@ def _some_behind(machine: "CacheMachine") -> bool:
 
 def _can_fork(machine: "CacheMachine") -> bool:
     return _some_live(machine) and _some_unused(machine) and Capability.FORK in machine.run.offers
+
+
+def _some_written(machine: "CacheMachine") -> bool:
+    return bool(machine.written())
 
 
 def _can_truncate(machine: "CacheMachine") -> bool:
@@ -169,6 +177,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.run = Run(self.factory or self._made, self.observer())
         self._raised = sys.exc_info()[1]
         self._looks: Iterator[bool] = itertools.repeat(True)
+        self._told: defaultdict[int, list[Op]] = defaultdict(list)  # the appends of each sequence
 
     def observer(self) -> Observer:
         """Who hears of the run of this program."""
@@ -185,7 +194,19 @@ class CacheMachine(RuleBasedStateMachine):
 
     def line(self, name: str, *args: int | float, **more: Any) -> None:
         """Run one line of the program; whether it must be refused, and how, is the oracle's to say."""
-        self.run.draw(Op(name, args, quiet=not next(self._looks), **more))
+        op, scalars = Op(name, args, quiet=not next(self._looks), **more), self.run.scalars
+        self.run.draw(op)
+        if not self.run.refused:
+            self._tell(op, scalars)
+
+    def _tell(self, op: Op, scalars: int) -> None:
+        """Keep in mind which appends made a sequence what it is."""
+        if op.name == "append":
+            self._told[int(op.args[0])].append(known(op, scalars))
+        elif op.name == "fork":
+            self._told[int(op.args[1])] = list(self._told[int(op.args[0])])
+        elif op.name == "add":
+            self._told[int(op.args[0])] = []
 
     def extend(self, seq: int, layer: int, n: int, **more: Any) -> None:
         """An append to one layer; to all of them, where layers do not grow by themselves."""
@@ -195,6 +216,10 @@ class CacheMachine(RuleBasedStateMachine):
             if self.run.refused:
                 break
 
+    def written(self) -> list[int]:
+        """The live sequences that were appended to."""
+        return [seq for seq in sorted(self.run.oracle.tables) if self._told[seq]]
+
     def lagging(self, *seqs: int) -> list[Place]:
         """The layers that are shorter than the longest of their sequence; of all sequences by default."""
         lens = {seq: self.run.oracle.lens(seq) for seq in seqs or sorted(self.run.oracle.tables)}
@@ -202,7 +227,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @initialize(
         start=configs.flatmap(starts),
-        forked=st.sampled_from([True, True, False]),
+        forked=most,
         looks=st.sampled_from(LOOKS),
     )
     def new(
@@ -211,7 +236,8 @@ class CacheMachine(RuleBasedStateMachine):
         """A cache that already holds a sequence with uneven layers, often forked: most faults need one."""
         config, lens = start
         self.line("new", *config)
-        self.run.step(Op("add", (0,)))
+        self.line("add", 0)
+        self.run.hold()
         alone = Capability.INDEPENDENT_LAYERS in self.run.offers
         for layer, n in enumerate(lens if alone else lens[:1]):
             if n:
@@ -260,6 +286,23 @@ class CacheMachine(RuleBasedStateMachine):
         count = config.n_kv_heads * config.d_head
         k, v = (trace.encode(np.array(data.draw(special(count)), np.float32)) for _ in "kv")
         self.extend(seq, layer, 1, data=(k, v))
+
+    @precondition(_some_written)
+    @rule(seq=grown, anew=most, change=st.sampled_from(DRAWN), everywhere=st.booleans())
+    def append_again(self, seq: int, anew: bool, change: str, everywhere: bool) -> None:
+        """A sequence gets what it got before, or nearly so: in another life, or on top of it."""
+        config, told = self.run.config, self._told[seq]
+        last = len(told) - (1 if Capability.INDEPENDENT_LAYERS in self.run.offers else config.n_layers)
+        if anew:
+            self.line("free", seq)
+            self.line("add", seq)
+        for i, op in enumerate(told):
+            if i < last and not anew:
+                continue
+            again = changed(op, change, self.run.scalars, config) if everywhere or i >= last else op
+            self.line("append", seq, *again.args[1:], data=again.data, places=again.places)
+            if self.run.refused:
+                break
 
     @precondition(_can_truncate)
     @rule(seq=live, data=st.data())
