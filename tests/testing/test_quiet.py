@@ -1,6 +1,7 @@
 """What shows only where nobody looked, is asked beyond the ten methods in between, or follows a refusal."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from tinyllm.testing.check import run_machine
 from tinyllm.testing.contract import Config, Factory
 from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.machine import CacheMachine, shard
+from tinyllm.testing.observe import Answer, Held, image
 from tinyllm.testing.profiles import profile
 from tinyllm.testing.run import replay
 from tinyllm.testing.trace import TraceError, parse, values
@@ -78,7 +80,7 @@ class TakesTheChild(PagedKVCache):
 
 FAULTS: dict[type[PagedKVCache], tuple[int, str, int]] = {
     MergesWhenRead: (9, "quiet", 1000),
-    KeepsItsPages: (18, "", 20),
+    KeepsItsPages: (18, "", 100),
     TakesTheChild: (13, "! KeyError", 1000),
 }
 
@@ -87,7 +89,7 @@ FAULTS: dict[type[PagedKVCache], tuple[int, str, int]] = {
 def test_the_machine_finds_what_no_look_after_each_line_shows(factory: Factory, breaks: Breaks) -> None:
     law, words, examples = FAULTS[factory]  # type: ignore[index]
     some = settings(profile("ci"), max_examples=examples, phases=[Phase.generate])
-    broken = breaks(lambda: run_machine(factory, shard(CacheMachine, 1, factory), some))
+    broken = breaks(lambda: run_machine(factory, shard(CacheMachine, 2, factory), some))
     assert broken.law == law
     assert words in broken.trace
 
@@ -167,3 +169,119 @@ def test_page_tables_are_copies(breaks: Breaks) -> None:
 
     broken = breaks(lambda: replay(Kept, "new 4 2 1 1 1\nadd 0\nappend 0 0 1\nstats\n"))
     assert (broken.law, broken.beyond) == (12, True)
+
+
+def test_what_a_read_mends_is_asked_first(breaks: Breaks) -> None:
+    class RenewedByTables(PagedKVCache):
+        """A page table is as long as the block table was when somebody last looked at it."""
+
+        def block_table(self, seq_id: int) -> Any:
+            table = super().block_table(seq_id)
+            vars(self).setdefault("pages", {})[seq_id] = len(table)
+            return table
+
+        def page_table(self, seq_ids: Any, layer: int) -> Any:
+            indptr, indices, last = super().page_table(seq_ids, layer)
+            return indptr, indices[: sum(vars(self).get("pages", {}).get(i, 0) for i in seq_ids)], last
+
+    program = "new 4 1 1 1 1\nadd 0\nappend 0 0 1\nappend 0 0 1 quiet\n"
+    replay(RenewedByTables, program + "stats\n")
+    for line in ("pages 0 0", "check", "needed 0 0 1"):
+        broken = breaks(partial(replay, RenewedByTables, f"{program}{line}\n"))
+        assert (broken.law, broken.beyond) == (18, True)
+
+
+def test_a_read_beyond_the_ten_that_fails_is_told_after_the_ten(breaks: Breaks) -> None:
+    class Fails(PagedKVCache):
+        right = True
+
+        def check(self) -> None:
+            raise AssertionError("law 5: never")
+
+        def seq_len(self, seq_id: int, layer: int = 0) -> int:
+            return super().seq_len(seq_id, layer) + (not self.right and seq_id == 1)
+
+    program = "new 4 1 1 1 1 quiet\ncheck quiet\nadd 0\nadd 1\n"
+    broken = breaks(lambda: replay(Fails, program))
+    assert (broken.law, broken.beyond) == (19, True)
+    Fails.right = False
+    broken = breaks(lambda: replay(Fails, program))
+    assert (broken.law, broken.beyond) == (13, False)
+
+
+def test_what_an_append_needs_is_judged_in_a_line_of_its_own(breaks: Breaks) -> None:
+    class NoneForNew(PagedKVCache):
+        def blocks_needed(self, seq_id: int, layer: int, tokens: int) -> int:
+            return 0 if tokens == 3 else super().blocks_needed(seq_id, layer, tokens)
+
+    broken = breaks(lambda: replay(NoneForNew, "new 4 2 1 1 1\nadd 0\nneeded 0 0 3\n"))
+    assert (broken.law, broken.beyond) == (16, True)
+
+
+def test_views_in_place_are_no_copies_and_their_list_is_the_callers(breaks: Breaks) -> None:
+    class Copies(PagedKVCache):
+        def gather_runs(self, seq_id: int, layer: int) -> Any:
+            pair = tuple(array.copy() for array in self.gather(seq_id, layer))
+            for array in pair:
+                array.flags.writeable = False
+            return [pair]
+
+    class OneList(PagedKVCache):
+        def gather_runs(self, seq_id: int, layer: int) -> Any:
+            key = str((seq_id, layer, self._seqs))
+            return vars(self).setdefault(key, super().gather_runs(seq_id, layer))
+
+    program = "new 4 2 1 1 1\nadd 0\nappend 0 0 1\n"
+    assert breaks(lambda: replay(Copies, program)).law == 20
+    assert breaks(lambda: replay(OneList, program)).law == 12
+
+
+class Window(PagedKVCache):
+    """`gather` of one block is a view of the pool that nobody can write into."""
+
+    def gather(self, seq_id: int, layer: int) -> Any:
+        runs = super().gather_runs(seq_id, layer)
+        return runs[0] if len(runs) == 1 else super().gather(seq_id, layer)
+
+
+HELD = "new 4 2 1 1 1\nadd 0\nappend 0 0 1\nfree 0\nadd 0\nadd 1\nadd 2\nappend 0 0 1\n"
+
+
+@pytest.mark.parametrize("end", ["", "close\n"])
+def test_an_answer_is_held_until_its_block_is_used_again(end: str, breaks: Breaks) -> None:
+    broken = breaks(lambda: replay(Window, HELD + end))
+    assert (broken.law, broken.name) == (12, "answers")
+    assert "gather(0, 0)" in broken.expected
+
+
+def test_page_tables_are_held_as_well(breaks: Breaks) -> None:
+    class TakesTurns(PagedKVCache):
+        """Buffers are handed out in turns, and so used again after a while."""
+
+        def page_table(self, seq_ids: Any, layer: int) -> Any:
+            turns = vars(self).setdefault("turns", [np.zeros(9, np.int32) for _ in range(10)])
+            turns.append(turns.pop(0))
+            indptr, indices, last = super().page_table(seq_ids, layer)
+            turns[0][: len(indptr)] = indptr
+            return turns[0][: len(indptr)], indices, last
+
+    program = "new 4 2 1 1 1\nadd 0\nstats\nstats\nstats\nstats\nstats\n"
+    for end in ("", "close\n"):
+        broken = breaks(partial(replay, TakesTurns, program + end))
+        assert (broken.law, broken.beyond) == (12, True)
+
+
+def test_few_answers_are_held_and_one_that_is_let_go_is_compared(breaks: Breaks) -> None:
+    def answers() -> list[Answer]:
+        array = np.zeros(8, np.float16)
+        return [Answer("gather(0, 0)", array, image(array))]
+
+    for most in ({"MOST": 2}, {"BYTES": 40}):
+        held = type("Few", (Held,), most)()
+        first, *others = (answers() for _ in range(4))
+        held.hold(first)
+        first[0].value[:] = 1
+        held.hold(others[0])
+        assert breaks(partial(held.hold, others[1])).law == 12
+        held.hold(others[2])
+        held.check()

@@ -4,11 +4,13 @@ from typing import Any
 
 from tinyllm.testing import trace
 from tinyllm.testing.contract import Capability, Config, extensions
-from tinyllm.testing.extensions import check_extensions, check_need
+from tinyllm.testing.extensions import Asked, ask_extensions, check_extensions, check_need
 from tinyllm.testing.forms import FORMS, Values
-from tinyllm.testing.laws import JUNK, LawBroken, View
+from tinyllm.testing.laws import JUNK, JUNK_BLOCK, LawBroken, View
 from tinyllm.testing.observe import (
+    Answer,
     Answers,
+    Held,
     attempt,
     image,
     look_at_contents,
@@ -40,6 +42,9 @@ class Caller:
         self.passed: tuple[Values, Values]
         self.scalars = 0
         self._answers = Answers()
+        self._pages = Held()
+        self._junk = JUNK_BLOCK
+        self._asked: Asked | LawBroken | None = None
 
     def new(self, sizes: tuple[int | float, ...], *, keep: bool) -> BaseException | None:
         """Make a cache; what was raised. One that should have been refused is not kept."""
@@ -96,10 +101,37 @@ class Caller:
                 return broken
         return None
 
-    def wrong_extension(self, view: View, config: Config) -> LawBroken | None:
-        """What is wrong with what the other extensions show, if anything."""
+    def ask_extensions(self, oracle: Oracle) -> None:
+        """Ask what goes beyond the ten; `wrong_extension` judges it."""
+        self._junk -= 1
         try:
-            check_extensions(self.cache, self.offers, view, config.block_size)
+            live = list(oracle.tables)
+            self._asked = ask_extensions(self.cache, self.offers, live, oracle.config, self._junk)
+            arrays = [(one.call, array) for one in self._asked.pages for array in one.arrays]
+            self._pages.hold([Answer(call, array, image(array)) for call, array in arrays])
+        except LawBroken as broken:
+            self._asked = broken
+
+    def wrong_extension(self, view: View, oracle: Oracle) -> LawBroken | None:
+        """What is wrong with what the other extensions said or, if they were not asked, say."""
+        if self._asked is None:
+            self.ask_extensions(oracle)
+        asked, self._asked = self._asked, None
+        try:
+            if isinstance(asked, Asked):
+                check_extensions(asked, view, oracle.config.block_size)
+        except LawBroken as broken:
+            return broken
+        return asked if isinstance(asked, LawBroken) else None
+
+    def check_answers(self) -> None:
+        """Raise LawBroken where an answer of any look has changed (law 12)."""
+        self._answers.check()
+
+    def wrong_answer(self) -> LawBroken | None:
+        """The same of the extensions' answers."""
+        try:
+            self._pages.check()
         except LawBroken as broken:
             return broken
         return None

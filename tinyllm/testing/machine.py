@@ -40,8 +40,12 @@ from tinyllm.testing.trace import Op
 IDS = range(4)  # few, so that ids are used again
 BLOCKS = (2, 9)  # tiny pools fill up, and what is freed is soon used again
 SIZES = (1, 4)  # of a block: position arithmetic shows its faults at small B
-LOOKS = [(True,), (True,), (False, True), (False, False, True), (False,) * 5 + (True,)]
-"""Which lines of a program are looked at, in turns: what a read mends shows only where nobody reads."""
+READ, QUIET, BEYOND = "read", "quiet", "beyond"
+LOOKS = [(READ,), (READ, BEYOND), (QUIET, READ), (QUIET, QUIET, BEYOND), (QUIET,) * 5 + (READ,)]
+"""Which lines of a program are looked at, in turns: what a read mends shows only where nobody reads.
+
+After those of BEYOND the methods beyond the ten are asked first: they may be what a read mends.
+"""
 LAYERS = [2, 2, 3, 3, 1]  # mostly several: many faults need a layer that lags
 WIDE = st.sampled_from([2, 2, 2, 3, 1])  # heads and dims: a swapped axis hides where a size is 1
 
@@ -106,6 +110,11 @@ def _some_written(machine: "CacheMachine") -> bool:
 
 def _can_truncate(machine: "CacheMachine") -> bool:
     return _some_live(machine) and "truncate" in machine.run.offers
+
+
+def _reads(seq: int) -> list[Op]:
+    """The reads beyond the ten, of a sequence."""
+    return [Op("runs", (seq, 0)), Op("pages", (0, seq)), Op("needed", (seq, 0, 1))]
 
 
 class Stopped(BaseException):
@@ -176,7 +185,7 @@ class CacheMachine(RuleBasedStateMachine):
         super().__init__()
         self.run = Run(self.factory or self._made, self.observer())
         self._raised = sys.exc_info()[1]
-        self._looks: Iterator[bool] = itertools.repeat(True)
+        self._looks: Iterator[str] = itertools.repeat(READ)
         self._told: defaultdict[int, list[Op]] = defaultdict(list)  # the appends of each sequence
 
     def observer(self) -> Observer:
@@ -192,12 +201,25 @@ class CacheMachine(RuleBasedStateMachine):
 
         return PagedKVCache(*config)
 
-    def line(self, name: str, *args: int | float, **more: Any) -> None:
-        """Run one line of the program; whether it must be refused, and how, is the oracle's to say."""
-        op, scalars = Op(name, args, quiet=not next(self._looks), **more), self.run.scalars
-        self.run.draw(op)
-        if not self.run.refused:
-            self._tell(op, scalars)
+    def line(self, name: str, *args: int | float, **more: Any) -> bool:
+        """Run one line of the program. Whether it is refused, and how, is the oracle's to say; it is told."""
+        look, scalars = next(self._looks), self.run.scalars
+        beyond = look == BEYOND and Capability.INDEPENDENT_LAYERS in self.run.offers
+        self.run.draw(Op(name, args, quiet=look == QUIET or beyond, **more))
+        refused = self.run.refused
+        if not refused:
+            self._tell(self.run.ops[-1], scalars)
+        if beyond:
+            self._read_beyond()
+        return refused
+
+    def _read_beyond(self) -> None:
+        """A line that reads beyond the ten, of one kind after the other."""
+        live = sorted(self.run.oracle.tables)[:1]
+        reads = [Op("check"), *(op for seq in live for op in _reads(seq))]
+        offered = [op for op in reads if OPERATIONS[op.name].needs in {"", *self.run.offers}]
+        if offered:
+            self.run.draw(offered[len(self.run.ops) % len(offered)])
 
     def _tell(self, op: Op, scalars: int) -> None:
         """Keep in mind which appends made a sequence what it is."""
@@ -212,8 +234,7 @@ class CacheMachine(RuleBasedStateMachine):
         """An append to one layer; to all of them, where layers do not grow by themselves."""
         alone = Capability.INDEPENDENT_LAYERS in self.run.offers
         for each in [layer] if alone else range(self.run.config.n_layers):
-            self.line("append", seq, each, n, **more)
-            if self.run.refused:
+            if self.line("append", seq, each, n, **more):
                 break
 
     def written(self) -> list[int]:
@@ -231,7 +252,7 @@ class CacheMachine(RuleBasedStateMachine):
         looks=st.sampled_from(LOOKS),
     )
     def new(
-        self, start: tuple[Config, tuple[int, ...]], forked: bool, looks: tuple[bool, ...] = (True,)
+        self, start: tuple[Config, tuple[int, ...]], forked: bool, looks: tuple[str, ...] = (READ,)
     ) -> None:
         """A cache that already holds a sequence with uneven layers, often forked: most faults need one."""
         config, lens = start
@@ -300,8 +321,7 @@ class CacheMachine(RuleBasedStateMachine):
             if i < last and not anew:
                 continue
             again = changed(op, change, self.run.scalars, config) if everywhere or i >= last else op
-            self.line("append", seq, *again.args[1:], data=again.data, places=again.places)
-            if self.run.refused:
+            if self.line("append", seq, *again.args[1:], data=again.data, places=again.places):
                 break
 
     @precondition(_can_truncate)
@@ -371,13 +391,8 @@ class CacheMachine(RuleBasedStateMachine):
             raise CutShort
 
     def _use_up(self) -> None:
-        try:
-            if self.search.asks_extensions:
-                self.run.finish()
-        except LawBroken as broken:
-            if not (broken.beyond and self.search.goes_on):
-                raise
-        self._looks = itertools.repeat(True)
+        self._finish()
+        self._looks = itertools.repeat(READ)
         for seq in list(self.run.oracle.tables):
             for place in self.lagging(seq):
                 self.catch_up(place)
@@ -390,6 +405,16 @@ class CacheMachine(RuleBasedStateMachine):
         self.extend(0, 0, blocks * size + 1)
         self.run.step(Op("free", (0,)))
         self.run.step(Op("close"))
+        self._finish()
+
+    def _finish(self) -> None:
+        """Extensions are judged, if nothing is known of them yet."""
+        try:
+            if self.search.asks_extensions:
+                self.run.finish()
+        except LawBroken as broken:
+            if not (broken.beyond and self.search.goes_on):
+                raise
 
 
 def shard(machine: type[CacheMachine], number: int, factory: Any = None) -> type[CacheMachine]:

@@ -4,7 +4,8 @@ import contextlib
 import copy
 import marshal
 import warnings
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,11 +32,42 @@ class Answer:
     value: Any
     left: Any  # its `image`
 
+    @property
+    def size(self) -> int:
+        """Bytes of an array."""
+        return self.value.nbytes if isinstance(self.value, np.ndarray) else 0
 
-class Answers:
-    """What a cache returned in its last look, and how the kit left it."""
+
+class Held:
+    """Answers that are held for long, as the caller left them: the newest, so many and of so many bytes."""
+
+    MOST = 1000
+    BYTES = 1 << 22
 
     def __init__(self) -> None:
+        self._answers: deque[Answer] = deque()
+        self._bytes = 0
+
+    def hold(self, answers: list[Answer]) -> None:
+        """Hold these as well. Raises LawBroken where one that is let go has changed."""
+        for answer in answers:
+            self._answers.append(answer)
+            self._bytes += answer.size
+            while len(self._answers) > self.MOST or self._bytes > self.BYTES:
+                oldest = self._answers.popleft()
+                self._bytes -= oldest.size
+                _check([oldest])
+
+    def check(self) -> None:
+        """Raise LawBroken where one has changed (law 12)."""
+        _check(self._answers)
+
+
+class Answers:
+    """What a cache returned in its last look, and how the kit left it; earlier ones are held for long."""
+
+    def __init__(self) -> None:
+        self._held = Held()
         self._earlier: list[Answer] = []
         self._latest: list[Answer] = []
         self._looks = 0
@@ -43,6 +75,7 @@ class Answers:
     def begin(self) -> None:
         """A look begins: those of the last one are as they were left."""
         _check(self._latest)
+        self._held.hold(self._earlier)
         self._earlier, self._latest = self._latest, []
 
     def keep(self, call: str, value: Any, left: Any) -> None:
@@ -65,8 +98,14 @@ class Answers:
         for answer in self._latest:
             answer.left = image(answer.value)
 
+    def check(self) -> None:
+        """Raise LawBroken where one of any look has changed."""
+        self._held.check()
+        _check(self._earlier)
+        _check(self._latest)
 
-def _check(answers: list[Answer]) -> None:
+
+def _check(answers: Sequence[Answer]) -> None:
     """Law 12: what was returned earlier is the caller's own."""
     if [image(answer.value) for answer in answers] == [answer.left for answer in answers]:
         return

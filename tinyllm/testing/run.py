@@ -153,13 +153,19 @@ class Run:
         That is raised here and not sooner, so that a fault of the ten methods comes first (laws 16 to 20).
         """
         self.hold()
-        if self.cache is None or self.closed or self._in_step():
-            return
-        if self._quiet or self._beyond is not None:
-            self._to_count = self._to_read = True
-            self.hold()  # what an extension did (12, say) may have broken the ten methods as well
+        if self.cache is not None and not self.closed and not self._in_step():
+            if self._quiet or self._beyond is not None:
+                self._to_count = self._to_read = True
+                self.hold()  # what an extension did (12, say) may have broken the ten methods as well
+            self._telling(self._check_answers)
         if self._beyond is not None:
             self._telling(partial(_raise, self._beyond.but(beyond=True)))
+
+    def _check_answers(self) -> None:
+        """Law 12 for all that the cache returned so far, but for what was let go."""
+        self._caller.check_answers()
+        if self._asks():
+            self._beyond = self._caller.wrong_answer()
 
     def _admit(self, op: Op) -> Due:
         """What is due to a line. Raises TraceError for one that cannot be run."""
@@ -189,8 +195,10 @@ class Run:
 
     def _perform(self, op: Op, due: Due) -> None:
         """Make the call, and hold what it raises to what is due."""
-        if op.name == "append" and due.errors <= OUT_OF_BLOCKS and self._asks():
-            self._beyond = self._caller.wrong_need(op, due.price)
+        if op.name == "close" and not self.closed:
+            self._check_answers()
+        if op.name in {"append", "needed"} and due.errors <= OUT_OF_BLOCKS and self._asks():
+            self._beyond = self._caller.wrong_need(op, self.oracle.cost(*(int(a) for a in op.args)))
         if op.name == "new":
             raised = self._caller.new(op.args, keep=not due.errors)
         else:
@@ -203,6 +211,9 @@ class Run:
             if errors == OUT_OF_BLOCKS and not due.errors:
                 self._check_leak(op)
         elif raised is None:
+            self._accept(op)
+        elif op.name in READS_BEYOND and not isinstance(raised, NotReturned):
+            self._beyond = self._beyond or failed(op.name, f"'{op}'", raised)
             self._accept(op)
         elif self._too_large(op, raised):
             raise TooLarge(f"'{op}' needs more memory than this machine has: {named(raised)}") from raised
@@ -271,6 +282,8 @@ class Run:
 
     def _look_at_counts(self) -> None:
         """The first half of a look."""
+        if self.ops[-1].name in READS_BEYOND and self._asks():  # before the ten, which may mend what they say
+            self._caller.ask_extensions(self.oracle)
         self._before = self.view
         self.view = self._looked(lambda: self._caller.counts(self.oracle))
         self._check([laws.check_counts_unchanged] if self._nothing_done() else self._counts)
@@ -282,7 +295,7 @@ class Run:
         self._acted, self._tables = {}, dict(self.oracle.tables)  # it replaces a table, and changes none
         self._quiet = False
         if self._asks():
-            self._beyond = self._caller.wrong_extension(self.view, self.config)
+            self._beyond = self._caller.wrong_extension(self.view, self.oracle)
 
     def _asks(self) -> bool:
         """Whether a law is looked for that only extensions show: the first one is told, at the end."""

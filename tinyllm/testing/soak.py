@@ -16,7 +16,7 @@ from hypothesis.stateful import initialize
 from tinyllm.testing.check import search, shortest
 from tinyllm.testing.contract import Config, Factory
 from tinyllm.testing.laws import Findings, LawBroken
-from tinyllm.testing.machine import LAYERS, LOOKS, WIDE, CacheMachine, Search, configs, shard, starts
+from tinyllm.testing.machine import LAYERS, LOOKS, READ, WIDE, CacheMachine, Search, configs, shard, starts
 from tinyllm.testing.profiles import profile
 from tinyllm.testing.reach import Meter, Reached, Tables
 from tinyllm.testing.run import Observer, Run
@@ -143,7 +143,7 @@ class SoakMachine(CacheMachine):
         looks=st.sampled_from(LOOKS),
     )
     def new(
-        self, start: tuple[Config, tuple[int, ...]], forked: bool, looks: tuple[bool, ...] = (True,)
+        self, start: tuple[Config, tuple[int, ...]], forked: bool, looks: tuple[str, ...] = (READ,)
     ) -> None:
         """The same, but half of the pools are larger."""
         super().new(start, forked, looks)
