@@ -44,7 +44,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 def test_a_copy_of_the_reference_passes(run: Run, pytester: pytest.Pytester) -> None:
     copy = pytester.path / "mine.py"
     copy.write_text(RIGHT.read_text(encoding="utf-8"), encoding="utf-8")
-    slow = [name for name in DIRECTED if name[0].isdigit()]
+    slow = [name for name in DIRECTED if "776" in name or "000" in name]
     result = run(*KIT, "--cache-impl=mine.py", "--shards", "3", "-k", "not 776 and not 000", "-v")
     result.assert_outcomes(passed=10 + len(DIRECTED) - len(slow) + 3, deselected=len(slow))
     for i in range(3):

@@ -452,7 +452,8 @@ class OnePoolForAll(PagedKVCache):
 
     def __init__(self, *sizes: int) -> None:
         super().__init__(*sizes)
-        self._k, self._v = self._pools.setdefault(tuple(map(int, sizes)), (self._k, self._v))
+        mine = self._k, self._v, self._read_k, self._read_v
+        self._k, self._v, self._read_k, self._read_v = self._pools.setdefault(tuple(map(int, sizes)), mine)
 
 
 class RoundsLate(PagedKVCache):
