@@ -54,21 +54,26 @@ class CellCache:
         self.cells: Cells | None = Cells(sizes[0] * sizes[1], *self.shape)
         self.lens: dict[int, list[int]] = {}
 
-    def _open(self, seq: int | None = None) -> Cells:
+    def _open(self) -> Cells:
         if self.cells is None:
             raise ValueError("the cache is closed")
-        if seq is not None and as_integer("seq_id", seq) not in self.lens:
-            raise KeyError(f"sequence {seq} is not live")
         return self.cells
+
+    def _live(self, seq: int) -> tuple[Cells, int]:
+        cells, seq = self._open(), as_integer("seq_id", seq)
+        if seq not in self.lens:
+            raise KeyError(f"sequence {seq} is not live")
+        return cells, seq
 
     def add_seq(self, seq_id: int) -> None:
         self._open()
-        if as_integer("seq_id", seq_id) in self.lens:
+        seq_id = as_integer("seq_id", seq_id)
+        if seq_id in self.lens:
             raise ValueError(f"sequence {seq_id} is live")
         self.lens[seq_id] = [0] * self.shape[0]
 
     def fork(self, parent: int, child: int) -> None:
-        cells = self._open(parent)
+        (cells, parent), child = self._live(parent), as_integer("child", child)
         self.add_seq(child)
         self.lens[child] = list(self.lens[parent])
         for cell in cells.of(parent):
@@ -77,7 +82,8 @@ class CellCache:
     def append(self, seq_id: int, layer: int, k: Any, v: Any) -> None:
         k, v = as_chunk(k, v, *self.shape[1:], np.float16)
         tokens, layer = as_size("T", k.shape[1]), as_layer(layer, self.shape[0])
-        cells, lens = self._open(seq_id), self.lens[seq_id]
+        cells, seq_id = self._live(seq_id)
+        lens = self.lens[seq_id]
         if layer == 0:
             cells.take(seq_id, lens[0], tokens)
         mine = cells.of(seq_id)[lens[layer] : lens[layer] + tokens]
@@ -85,16 +91,17 @@ class CellCache:
         lens[layer] += tokens
 
     def seq_len(self, seq_id: int, layer: int = 0) -> int:
-        self._open(seq_id)
+        _, seq_id = self._live(seq_id)
         return self.lens[seq_id][as_layer(layer, self.shape[0])]
 
     def gather(self, seq_id: int, layer: int) -> tuple[NDArray[np.float16], NDArray[np.float16]]:
-        cells = self._open(seq_id)
+        cells, seq_id = self._live(seq_id)
         mine = cells.of(seq_id)[: self.seq_len(seq_id, layer)]
         return cells.k[layer, mine].swapaxes(0, 1), cells.v[layer, mine].swapaxes(0, 1)
 
     def free(self, seq_id: int) -> None:
-        for users in self._open(seq_id).users:
+        cells, seq_id = self._live(seq_id)
+        for users in cells.users:
             users.discard(seq_id)
         del self.lens[seq_id]
 

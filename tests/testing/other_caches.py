@@ -38,26 +38,27 @@ class Naive:
         self.lens: dict[int, list[int]] = {}
         self.is_closed = False
 
-    def open(self, seq: Any = 0, layer: Any = 0) -> None:
+    def open(self, seq: Any = 0, layer: Any = 0) -> int:
         if self.is_closed:
             raise ValueError("closed")
-        operator.index(seq)
         if not 0 <= operator.index(layer) < self.shape[0]:
             raise IndexError(layer)
+        return operator.index(seq)
 
-    def known(self, seq: Any, layer: Any = 0) -> None:
-        self.open(seq, layer)
+    def known(self, seq: Any, layer: Any = 0) -> int:
+        seq = self.open(seq, layer)
         if seq not in self.tables:
             raise UnknownError(seq)
+        return operator.index(seq)
 
     def add_seq(self, seq: int) -> None:
-        self.open(seq)
+        seq = self.open(seq)
         if seq in self.tables:
             raise ValueError("taken")
         self.tables[seq], self.lens[seq] = [], [0] * self.shape[0]
 
     def fork(self, parent: int, child: int) -> None:
-        self.known(parent)
+        parent, child = self.known(parent), self.open(child)
         self.add_seq(child)
         self.tables[child], self.lens[child] = list(self.tables[parent]), list(self.lens[parent])
 
@@ -65,7 +66,7 @@ class Naive:
         return Counter(block for table in self.tables.values() for block in table)
 
     def append(self, seq: int, layer: int, k: Any, v: Any) -> None:
-        self.known(seq, layer)
+        seq = self.known(seq, layer)
         pair = [np.array(a) for a in (k, v)]
         heads, dims = self.shape[2:4]
         if any(a.dtype.kind not in "iuf" for a in pair):
@@ -94,21 +95,21 @@ class Naive:
         self.lens[seq][layer] = start + len(values)
 
     def block_table(self, seq: int) -> Any:
-        self.known(seq)
+        seq = self.known(seq)
         return np.array(self.tables[seq], np.int32)
 
     def seq_len(self, seq: int, layer: int = 0) -> Any:
-        self.known(seq, layer)
+        seq = self.known(seq, layer)
         return np.int64(self.lens[seq][layer])
 
     def gather(self, seq: int, layer: int) -> Any:
-        self.known(seq, layer)
+        seq = self.known(seq, layer)
         n, parts = self.lens[seq][layer], [self.blocks[b][layer] for b in self.tables[seq]]
         whole = np.concatenate([np.empty((0, *self.shape[2:]), np.float16), *parts])[:n].swapaxes(0, 1)
         return whole[..., 0], whole[..., 1]  # strided views, of memory that nobody else has
 
     def free(self, seq: int) -> None:
-        self.known(seq)
+        seq = self.known(seq)
         del self.tables[seq], self.lens[seq]
 
     def stats(self) -> dict[str, int]:

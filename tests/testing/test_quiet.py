@@ -16,7 +16,8 @@ from tinyllm.testing.machine import CacheMachine, shard
 from tinyllm.testing.observe import Answer, Held, image
 from tinyllm.testing.profiles import profile
 from tinyllm.testing.run import replay
-from tinyllm.testing.trace import TraceError, parse, values
+from tinyllm.testing.scenes import Start
+from tinyllm.testing.trace import Op, TraceError, parse, values
 
 Breaks = Callable[[Callable[[], object]], LawBroken]
 
@@ -52,10 +53,8 @@ class KeepsItsPages(PagedKVCache):
         self._pages.clear()
 
     def page_table(self, seq_ids: Any, layer: int) -> Any:
-        key = tuple(seq_ids), layer
-        if key not in self._pages:
-            self._pages[key] = super().page_table(seq_ids, layer)
-        return tuple(array.copy() for array in self._pages[key])
+        pages = super().page_table(seq_ids, layer)
+        return tuple(array.copy() for array in self._pages.setdefault((tuple(seq_ids), layer), pages))
 
 
 class TakesTheChild(PagedKVCache):
@@ -285,3 +284,18 @@ def test_few_answers_are_held_and_one_that_is_let_go_is_compared(breaks: Breaks)
         assert breaks(partial(held.hold, others[1])).law == 12
         held.hold(others[2])
         held.check()
+
+
+def test_a_program_is_run_once_more_and_looked_at_at_its_end_alone(breaks: Breaks) -> None:
+    """A fault that every look mends, and of which a program whose lines are all looked at shows nothing."""
+    machine = shard(CacheMachine, 0, MergesWhenRead)()
+    start = Start(Config(2, 1, 1, 1, 1), (Op("add", (0,)), Op("append", (0, 0, 2))), silent=False)
+    machine.new(start, forked=False, again=True)
+    for line in ("truncate 0 0", "append 0 0 1"):
+        name, *args = line.split()
+        machine.line(name, *map(int, args))
+        machine.run.hold()
+    broken = breaks(machine.teardown)
+    assert broken.law == 9
+    assert broken.trace.splitlines()[-2:] == ["truncate 0 0 quiet", "append 0 0 1 quiet"]
+    assert breaks(lambda: replay(MergesWhenRead, broken.trace)).law == 9

@@ -18,6 +18,7 @@ from tinyllm.testing.contract import Factory
 from tinyllm.testing.laws import LawBroken
 from tinyllm.testing.reach import BEYOND
 from tinyllm.testing.run import replay
+from tinyllm.testing.scenes import MOST_BLOCKS, SCENES
 from tinyllm.testing.soak import BLOCKS, Flight, Soaked, SoakMachine, soak
 from tinyllm.testing.trace import Op, parse
 
@@ -66,9 +67,9 @@ def test_a_bug_is_found_told_at_once_and_made_short(name: str, named: Callable[[
     found = soak(named(name), 3, 300.0, heard.append)
     assert found.broken is not None
     raw = [one for one in heard if isinstance(one, LawBroken)]
-    assert len(raw) == 1
-    assert len(found.broken.trace.splitlines()) <= len(raw[0].trace.splitlines())
-    for one in (raw[0], found.broken):
+    assert [one.beyond for one in raw] in ([False], [True, False])
+    assert len(found.broken.trace.splitlines()) <= len(raw[-1].trace.splitlines())
+    for one in (raw[-1], found.broken):
         with pytest.raises(LawBroken):
             replay(named(name), one.trace)
 
@@ -156,7 +157,8 @@ def test_a_full_disk_is_no_fault_of_the_cache() -> None:
 
 def test_what_is_out_of_reach_is_what_the_sizes_are() -> None:
     assert f"more than {len(SoakMachine.ids)} tables to a block" in BEYOND
-    assert f"more than {BLOCKS[1]} blocks to a pool" in BEYOND
+    assert max(start.config.num_blocks for start in SCENES) == MOST_BLOCKS > BLOCKS[1]
+    assert f"more than {MOST_BLOCKS} blocks to a pool" in BEYOND
 
 
 def test_what_several_searches_did_is_added_up() -> None:

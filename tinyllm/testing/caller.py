@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from tinyllm.testing import trace
 from tinyllm.testing.contract import Capability, Config, extensions
 from tinyllm.testing.extensions import Asked, ask_extensions, check_extensions, check_need
@@ -18,10 +20,36 @@ from tinyllm.testing.observe import (
     rounding_told,
     scribble,
 )
-from tinyllm.testing.operations import OPERATIONS
+from tinyllm.testing.operations import OPERATIONS, SEQUENCES
 from tinyllm.testing.oracle import Oracle
 from tinyllm.testing.subject import Subject
 from tinyllm.testing.trace import Op
+
+
+class Boxed:
+    """An integer by `__index__` alone: as a key it is equal to nothing but itself."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __index__(self) -> int:
+        return self._number
+
+    def __repr__(self) -> str:
+        return f"<{self._number}>"
+
+
+def _as_given(op: Op) -> list[Any]:
+    """The numbers of a line as they are handed over: where it says so, ids boxed and others as 0-d arrays."""
+    if not op.boxed:
+        return [*op.args]
+    given: list[Any] = []
+    for kind, number in zip(OPERATIONS[op.name].arguments, op.args, strict=True):
+        if isinstance(number, float):
+            given.append(number)
+        else:
+            given.append(Boxed(number) if kind in SEQUENCES else np.array(number))
+    return given
 
 
 class Caller:
@@ -58,26 +86,27 @@ class Caller:
         """Make any other call; what was raised."""
         if op.name == "append":
             return self._append(op, config)
-        method, args = OPERATIONS[op.name].method, op.args
-        if op.name == "pages":
-            args = [args[1]], args[0]  # type: ignore[assignment]
+        method, numbers = OPERATIONS[op.name].method, _as_given(op)
+        args = [[numbers[1]], numbers[0]] if op.name == "pages" else numbers
         with rounding_told(op.name):
             answer, error = attempt(lambda cache: getattr(cache, method)(*args), self.cache)
             if op.name == "runs" and error is None:  # it may be a generator
                 _, error = attempt(lambda: [*answer])
-            return error
+        scribble(numbers, JUNK_BLOCK)
+        return error
 
     def _append(self, op: Op, config: Config) -> BaseException | None:
         k, v = trace.values(op, self.scalars, config)
         self.passed = k.copy(), v.copy()  # what becomes of the others is the cache's doing
         given = FORMS[op.form].make(k, v) if op.form else (k, v)
-        left = image(given[0]), image(given[1])
+        left, numbers = (image(given[0]), image(given[1])), _as_given(op)[:2]
         with rounding_told("append"):
-            _, error = attempt(lambda cache: cache.append(op.args[0], op.args[1], *given), self.cache)
+            _, error = attempt(lambda cache: cache.append(*numbers, *given), self.cache)
         if (image(given[0]), image(given[1])) != left:
             raise LawBroken(12, "arguments", f"'{op}' leaves K and V as they were", "it wrote into them")
         for array in given:
             scribble(array, JUNK)
+        scribble(numbers, JUNK_BLOCK)
         return error
 
     def stored(self, op: Op) -> None:

@@ -30,10 +30,11 @@ from tinyllm.testing import trace
 from tinyllm.testing.contract import CAPABILITIES, Capability, Config, PagedCache
 from tinyllm.testing.forms import FORMS, SPECIAL
 from tinyllm.testing.laws import Findings, LawBroken, Place
-from tinyllm.testing.operations import OPERATIONS
+from tinyllm.testing.operations import OPERATIONS, READS_BEYOND
 from tinyllm.testing.profiles import current_profile
 from tinyllm.testing.repeats import DRAWN, changed, known
 from tinyllm.testing.run import Observer, Run
+from tinyllm.testing.scenes import Start, now_and_then, starts
 from tinyllm.testing.time_limit import CutShort, NotReturned
 from tinyllm.testing.trace import Op
 
@@ -46,17 +47,15 @@ LOOKS = [(READ,), (READ, BEYOND), (QUIET, READ), (QUIET, QUIET, BEYOND), (QUIET,
 
 After those of BEYOND the methods beyond the ten are asked first: they may be what a read mends.
 """
+BOXES = [(False,), (False,), (False,), (False, True)]  # whether the numbers of a line are boxed, in turns
+AGAIN = [False, False, True]  # whether a program is run once more, and looked at once at its end
+WORD = 2**32  # a layer or a length that half a machine word takes for 0
+LIFE = 24  # appends of one sequence that are made again
 LAYERS = [2, 2, 3, 3, 1]  # mostly several: many faults need a layer that lags
 WIDE = st.sampled_from([2, 2, 2, 3, 1])  # heads and dims: a swapped axis hides where a size is 1
 
 VALID_FORMS = sorted(name for name, form in FORMS.items() if form.drawn and not form.refusal)
 WRONG_FORMS = sorted(name for name, form in FORMS.items() if form.drawn and form.refusal)
-
-
-def starts(config: Config) -> st.SearchStrategy[tuple[Config, tuple[int, ...]]]:
-    """A config, and lengths for the layers of a first sequence that leave half of the pool free."""
-    most = max(1, min(3, config.num_blocks // 2) * config.block_size)
-    return st.tuples(st.just(config), st.tuples(*[st.integers(0, most)] * config.n_layers))
 
 
 @lru_cache(1000)
@@ -93,7 +92,7 @@ def _some_live(machine: "CacheMachine") -> bool:
 
 
 def _some_unused(machine: "CacheMachine") -> bool:
-    return len(machine.run.oracle.tables) < len(machine.ids)
+    return not machine.run.oracle.tables.keys() >= set(machine.ids)
 
 
 def _some_behind(machine: "CacheMachine") -> bool:
@@ -184,8 +183,10 @@ class CacheMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.run = Run(self.factory or self._made, self.observer())
+        self._again = False
         self._raised = sys.exc_info()[1]
         self._looks: Iterator[str] = itertools.repeat(READ)
+        self._boxes: Iterator[bool] = itertools.repeat(False)
         self._told: defaultdict[int, list[Op]] = defaultdict(list)  # the appends of each sequence
 
     def observer(self) -> Observer:
@@ -205,7 +206,8 @@ class CacheMachine(RuleBasedStateMachine):
         """Run one line of the program. Whether it is refused, and how, is the oracle's to say; it is told."""
         look, scalars = next(self._looks), self.run.scalars
         beyond = look == BEYOND and Capability.INDEPENDENT_LAYERS in self.run.offers
-        self.run.draw(Op(name, args, quiet=look == QUIET or beyond, **more))
+        boxed = next(self._boxes) and Capability.EXACT_ERRORS in self.run.offers and name != "new"
+        self.run.draw(Op(name, args, quiet=look == QUIET or beyond, boxed=boxed, **more))
         refused = self.run.refused
         if not refused:
             self._tell(self.run.ops[-1], scalars)
@@ -247,25 +249,34 @@ class CacheMachine(RuleBasedStateMachine):
         return [(seq, layer) for seq in lens for layer, n in enumerate(lens[seq]) if n < max(lens[seq])]
 
     @initialize(
-        start=configs.flatmap(starts),
+        start=now_and_then(configs.flatmap(starts)),
         forked=most,
         looks=st.sampled_from(LOOKS),
+        boxes=st.sampled_from(BOXES),
+        again=st.sampled_from(AGAIN),
     )
     def new(
-        self, start: tuple[Config, tuple[int, ...]], forked: bool, looks: tuple[str, ...] = (READ,)
+        self,
+        start: Start,
+        forked: bool,
+        looks: tuple[str, ...] = (READ,),
+        boxes: tuple[bool, ...] = (False,),
+        again: bool = False,
     ) -> None:
         """A cache that already holds a sequence with uneven layers, often forked: most faults need one."""
-        config, lens = start
-        self.line("new", *config)
-        self.line("add", 0)
-        self.run.hold()
+        self.line("new", *start.config)
+        self._looks = itertools.repeat(QUIET if start.silent else READ)
         alone = Capability.INDEPENDENT_LAYERS in self.run.offers
-        for layer, n in enumerate(lens if alone else lens[:1]):
-            if n:
-                self.extend(0, layer, n)
+        for op in start.lines:
+            if op.name != "append":
+                self.line(op.name, *op.args)
+            elif alone or op.args[1] == 0:
+                self.extend(*map(int, op.args))
+            self.run.hold()
         if forked and Capability.FORK in self.run.offers:
-            self.line("fork", 0, 1)
-        self._looks = itertools.cycle(looks)
+            self.line("fork", 0, next(i for i in self.ids if i not in self.run.oracle.tables))
+        self._looks = itertools.cycle(LOOKS[-1] if start.silent else looks)
+        self._boxes, self._again = itertools.cycle(boxes), again
 
     @precondition(_some_unused)
     @rule(seq=unused)
@@ -312,8 +323,10 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(seq=grown, anew=most, change=st.sampled_from(DRAWN), everywhere=st.booleans())
     def append_again(self, seq: int, anew: bool, change: str, everywhere: bool) -> None:
         """A sequence gets what it got before, or nearly so: in another life, or on top of it."""
-        config, told = self.run.config, self._told[seq]
-        last = len(told) - (1 if Capability.INDEPENDENT_LAYERS in self.run.offers else config.n_layers)
+        config = self.run.config
+        step = 1 if Capability.INDEPENDENT_LAYERS in self.run.offers else config.n_layers
+        told = self._told[seq][: LIFE // step * step]
+        last = len(told) - step
         if anew:
             self.line("free", seq)
             self.line("add", seq)
@@ -346,22 +359,22 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(seq=live, data=st.data())
     def wrong_argument(self, seq: int, data: st.DataObject) -> None:
         """An id, a layer or a count that is out of bounds is refused, and changes nothing (laws 10, 15)."""
-        ids = range(len(self.ids) + 2)
-        gone, child, *_ = (i for i in ids if i not in self.run.oracle.tables)  # soon added, or forked onto
+        unused = (i for i in itertools.count() if i not in self.run.oracle.tables)
+        gone, child = itertools.islice(unused, 2)  # soon added, or forked onto
         end = self.run.config.n_layers
         longest = max(self.run.oracle.lens(seq))
-        reads = [(gone, 0), (seq, end), (seq, -1)]
+        reads = [(gone, 0), *((seq, layer) for layer in (end, -1, -end, WORD))]
         calls: dict[str, Sequence[tuple[int | float, ...]]] = {
             "add": [(seq,), (0.5,)],
             "fork": [(gone, child), (child, gone), (seq, seq)],
-            "append": [(seq, end, 1), (seq, -1, 1), (seq, 0.5, 1), (gone, 0, 1)],
+            "append": [(seq, end, 1), (seq, -1, 1), (seq, 0.5, 1), (seq, WORD, 1), (gone, 0, 1)],
             "free": [(gone,)],
-            "truncate": [(gone, 0), (seq, -1), (seq, longest + 1), (seq, 0.5)],
+            "truncate": [(gone, 0), (seq, -1), (seq, longest + 1), (seq, 0.5), (seq, WORD)],
             "table": [(gone,)],
             "len": reads,
             "gather": reads,
-            "needed": [(gone, 0, 1), (seq, end, 1), (seq, -1, 1), (seq, 0, 0), (seq, 0.5, 1)],
-            "pages": [(0, gone), (end, seq), (-1, seq), (0, 0.5)],
+            "needed": [*((*read, 1) for read in reads), (seq, 0, 0), (seq, 0.5, 1), (seq, 0, 1.5)],
+            "pages": [*((layer, one) for one, layer in reads), (0, 0.5)],
             "runs": reads,
         }
         offered = [name for name in calls if OPERATIONS[name].needs in {"", *self.run.offers}]
@@ -391,13 +404,22 @@ class CacheMachine(RuleBasedStateMachine):
             raise CutShort
 
     def _use_up(self) -> None:
-        self._finish()
-        self._looks = itertools.repeat(READ)
+        self._finish(self.run)
+        if self._again and {Capability.EXACT_COST, Capability.INDEPENDENT_LAYERS} <= self.run.offers:
+            again = Run(self.run.subject, self.observer())
+            for op in self.run.ops:
+                if op.refusal or op.name not in READS_BEYOND:
+                    again.step(op._replace(quiet=True))
+            self._finish(again)
+        self._boxes = itertools.repeat(False)
         for seq in list(self.run.oracle.tables):
+            self._looks = itertools.repeat(READ if seq in self.ids else QUIET)  # not each of very many
             for place in self.lagging(seq):
                 self.catch_up(place)
                 self.run.hold()
-            self.run.step(Op("free", (seq,)))
+            self.line("free", seq)
+            self.run.hold()
+        self._looks = itertools.repeat(READ)
         blocks, size, *_ = self.run.config
         self.run.step(Op("add", (0,)))
         self.extend(0, self.run.config.n_layers - 1, blocks * size)
@@ -405,13 +427,13 @@ class CacheMachine(RuleBasedStateMachine):
         self.extend(0, 0, blocks * size + 1)
         self.run.step(Op("free", (0,)))
         self.run.step(Op("close"))
-        self._finish()
+        self._finish(self.run)
 
-    def _finish(self) -> None:
+    def _finish(self, run: Run) -> None:
         """Extensions are judged, if nothing is known of them yet."""
         try:
             if self.search.asks_extensions:
-                self.run.finish()
+                run.finish()
         except LawBroken as broken:
             if not (broken.beyond and self.search.goes_on):
                 raise

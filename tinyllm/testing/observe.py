@@ -187,21 +187,25 @@ def _ask(cache: Any, name: str, method: str, *args: int) -> Any:
 
 ROUNDS = frozenset({"append", "gather"})
 """The calls that handle values."""
+WARNINGS = RuntimeWarning, FloatingPointError
+"""As which NumPy tells what a cast did to a value."""
 
 
 def failed(name: str, call: str, error: BaseException) -> LawBroken:
     """The law that a call breaks by an error that it must not raise."""
-    if isinstance(error, RuntimeWarning) and name in ROUNDS:
+    if isinstance(error, WARNINGS) and name in ROUNDS:
         return LawBroken(3, name, f"{call} gives no warning: rounding never does", named(error))
     return LawBroken(OPERATIONS[name].law, name, f"{call} succeeds", named(error))
 
 
 @contextlib.contextmanager
 def rounding_told(name: str = "gather") -> Iterator[None]:
-    """Make the RuntimeWarning as which NumPy's rounding warns an error, in a call that rounds (law 3)."""
-    with warnings.catch_warnings() if name in ROUNDS else contextlib.nullcontext():
-        if name in ROUNDS:
-            warnings.simplefilter("error", RuntimeWarning)
+    """Make all that NumPy may say of rounding an error, in a call that rounds (law 3)."""
+    if name not in ROUNDS:
+        yield
+        return
+    with warnings.catch_warnings(), np.errstate(under="raise"):  # the one that no warning tells
+        warnings.simplefilter("error", RuntimeWarning)
         yield
 
 

@@ -42,4 +42,6 @@ METHODS = {operation.method: name for name, operation in OPERATIONS.items()} | {
 """The operation of each method."""
 READS_BEYOND = frozenset({"needed", "pages", "runs", "check"})
 """The operations that read, and call a method beyond the ten."""
+SEQUENCES = frozenset({"sequence", "parent", "child"})
+"""The arguments that are ids."""
 WITH_LAYER = frozenset(name for name, one in OPERATIONS.items() if "layer" in one.arguments)

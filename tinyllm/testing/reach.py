@@ -6,8 +6,10 @@ features, in how many programs it came to at least so much; a step that no progr
 
 from collections import Counter
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
+from tinyllm.testing.laws import View
 from tinyllm.testing.run import Run
 from tinyllm.testing.trace import Op
 
@@ -28,6 +30,7 @@ FEATURES = {
     "lines": Feature("lines in the program", (20, 40, 80, 120)),
     "live": Feature("sequences at once", (2, 4, 6, 8)),
     "table": Feature("blocks in one table", (4, 8, 16, 32)),
+    "pieces": Feature("pieces of one table, among others' blocks", (2, 8, 16, 32), "block-tables"),
     "lives": Feature("lives of one id", (2, 3, 5, 8)),
     "generations": Feature("generations of forks", (1, 2, 4, 6), "fork"),
     "sharing": Feature("tables that hold one block", (2, 4, 6, 8), "fork"),
@@ -42,8 +45,8 @@ FEATURES = {
     "wrong": Feature("wrong arguments refused", (1, 2, 5, 10)),
 }
 BEYOND = (
-    "more than 8 tables to a block and more than 64 blocks to a pool (directed cases of `tinyllm check` do), "
-    "a MemoryError or Ctrl-C inside a call, several threads"
+    "more than 8 tables to a block and more than 304 blocks to a pool (directed cases of `tinyllm check` "
+    "do), a MemoryError or Ctrl-C inside a call, several threads"
 )
 """What no program of the machine can reach."""
 
@@ -55,14 +58,24 @@ class Meter:
         self.most: Counter[str] = Counter()
         self._lives: Counter[int] = Counter()
         self._generation: dict[int, int] = {}
+        self._view: View | None = None  # the last one
 
     def note(self, op: Op, before: Tables, run: Run) -> None:
         """A line was run; `before` are the oracle's tables of before it."""
         self._add("lines")
+        self._note_pieces(run.view)
         if run.refused:
             self._note_refusal(op, run)
         elif op.name in {"add", "fork", "append", "truncate"}:
             getattr(self, f"_note_{op.name}")(op, before, run)
+
+    def _note_pieces(self, view: View) -> None:
+        """Of the tables that were seen last: an append that fills holes leaves a table in pieces."""
+        if view is not self._view:
+            self._view = view
+            for table in view.tables.values():
+                cuts = sum(b != a + 1 for a, b in pairwise(table))
+                self._max("pieces", cuts + 1 if cuts else 0)
 
     def reached(self) -> Reached:
         """Each step of each feature that the program came to, once."""

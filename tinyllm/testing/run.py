@@ -17,7 +17,7 @@ from tinyllm.testing.contract import Capability, Config, Factory
 from tinyllm.testing.expectation import OUT_OF_BLOCKS, Due
 from tinyllm.testing.explain import tell
 from tinyllm.testing.laws import Acted, LawBroken, Step, View
-from tinyllm.testing.observe import ROUNDS, failed, named, warnings_heard
+from tinyllm.testing.observe import ROUNDS, WARNINGS, failed, named, warnings_heard
 from tinyllm.testing.operations import READS_BEYOND, WITH_LAYER
 from tinyllm.testing.oracle import Oracle
 from tinyllm.testing.subject import Subject
@@ -259,7 +259,7 @@ class Run:
         law = 9 if "OutOfBlocks" in errors else 14 if self.closed else 15
         if raised is None:
             raise LawBroken(law, op.name, f"'{op}'", "it was accepted")
-        if isinstance(raised, RuntimeWarning) and op.name in ROUNDS:
+        if isinstance(raised, WARNINGS) and op.name in ROUNDS:
             raise failed(op.name, f"'{op}'", raised) from raised
         names = _names(raised)
         exact = Capability.EXACT_ERRORS in self.offers or law == 9 or "OutOfBlocks" in names

@@ -4,17 +4,16 @@ Hypothesis shrinks what the machine draws; this finishes the job, and does it fo
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from itertools import pairwise
 
 from tinyllm.testing.contract import Factory
 from tinyllm.testing.laws import LawBroken
-from tinyllm.testing.operations import OPERATIONS
+from tinyllm.testing.operations import OPERATIONS, SEQUENCES
 from tinyllm.testing.run import Run
 from tinyllm.testing.time_limit import CutShort, NotReturned, limited
 from tinyllm.testing.trace import Op, TraceError, parse
 
-SEQUENCES = {"sequence", "parent", "child"}
 WORK = 100_000
 """What a search may cost, in looks at a sequence: seconds. A program of a few lines costs a tenth of it, but
 one that needs 128 forks is looked at so often that it stays a little longer than it could be. A call that has
@@ -148,7 +147,7 @@ def _renumbered(ops: list[Op]) -> Iterator[list[Op]]:
         yield from _changed(ops, {"layer"}, {layer: layer - 1})
 
 
-def _changed(ops: list[Op], kinds: set[str], to: dict[int | float, int | float]) -> Iterator[list[Op]]:
+def _changed(ops: list[Op], kinds: Set[str], to: dict[int | float, int | float]) -> Iterator[list[Op]]:
     def args(op: Op) -> tuple[int | float, ...]:
         places = zip(OPERATIONS[op.name].arguments, op.args, strict=True)
         return tuple(to.get(arg, arg) if kind in kinds else arg for kind, arg in places)
@@ -161,6 +160,7 @@ def _changed(ops: list[Op], kinds: set[str], to: dict[int | float, int | float])
 def _simpler(op: Op) -> Iterator[Op]:
     """The line without its form or data, or with one number lower: near 0 first, then as in a bisection."""
     yield op._replace(quiet=False)
+    yield op._replace(boxed=False)
     yield op._replace(form="")
     yield op._replace(data=None)
     yield op._replace(places=None)

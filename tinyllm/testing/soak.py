@@ -16,10 +16,22 @@ from hypothesis.stateful import initialize
 from tinyllm.testing.check import search, shortest
 from tinyllm.testing.contract import Config, Factory
 from tinyllm.testing.laws import Findings, LawBroken
-from tinyllm.testing.machine import LAYERS, LOOKS, READ, WIDE, CacheMachine, Search, configs, shard, starts
+from tinyllm.testing.machine import (
+    AGAIN,
+    BOXES,
+    LAYERS,
+    LOOKS,
+    READ,
+    WIDE,
+    CacheMachine,
+    Search,
+    configs,
+    shard,
+)
 from tinyllm.testing.profiles import profile
 from tinyllm.testing.reach import Meter, Reached, Tables
 from tinyllm.testing.run import Observer, Run
+from tinyllm.testing.scenes import Start, now_and_then, starts
 from tinyllm.testing.time_limit import beating, watch_over
 from tinyllm.testing.trace import Op
 
@@ -134,19 +146,27 @@ class SoakMachine(CacheMachine):
 
     def observer(self) -> Observer:
         """A recorder of this program alone."""
-        self._recorder = Recorder(self.search)
-        return self._recorder
+        made = Recorder(self.search)
+        self._recorder: Recorder = vars(self).setdefault("_recorder", made)  # of the program as it was drawn
+        return made
 
     @initialize(
-        start=st.one_of(configs, large).flatmap(starts),
+        start=now_and_then(st.one_of(configs, large).flatmap(starts)),
         forked=st.sampled_from([True, True, False]),
         looks=st.sampled_from(LOOKS),
+        boxes=st.sampled_from(BOXES),
+        again=st.sampled_from(AGAIN),
     )
     def new(
-        self, start: tuple[Config, tuple[int, ...]], forked: bool, looks: tuple[str, ...] = (READ,)
+        self,
+        start: Start,
+        forked: bool,
+        looks: tuple[str, ...] = (READ,),
+        boxes: tuple[bool, ...] = (False,),
+        again: bool = False,
     ) -> None:
         """The same, but half of the pools are larger."""
-        super().new(start, forked, looks)
+        super().new(start, forked, looks, boxes, again)
 
     def teardown(self) -> None:
         """Count the program, if it broke nothing; then leave, if the time is up."""

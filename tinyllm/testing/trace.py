@@ -13,6 +13,7 @@
     needed 0 0 5              # where the cache can: also pages LAYER SEQ, runs SEQ LAYER, check
     truncate 1 2              # cut every layer to two positions, where the cache can
     free 0 quiet              # nothing is looked at after this line
+    len 0 1 boxed             # its numbers are handed over as objects that are integers by `__index__` alone
     close
 
 `#` starts a comment. An append without data stores the next values of one pattern: for the i-th scalar since
@@ -70,12 +71,14 @@ class Op(NamedTuple):
     refusal: str = ""
     quiet: bool = False
     places: tuple[int, int] | None = None  # in the pattern, of K and V
+    boxed: bool = False
 
     def __str__(self) -> str:
         words = [self.name, *map(str, self.args), *(self.data or ())]
         words += [f"@{self.places[0]}/{self.places[1]}"] if self.places else []
         words += ["as", self.form] if self.form else []
         words += ["!", self.refusal] if self.refusal else []
+        words += ["boxed"] if self.boxed else []
         words += ["quiet"] if self.quiet else []
         return " ".join(words)
 
@@ -140,6 +143,8 @@ def _parse_line(words: list[str]) -> Op:
     name, *words = words
     quiet = words[-1:] == ["quiet"]
     words = words[:-1] if quiet else words
+    boxed = words[-1:] == ["boxed"]
+    words = words[:-1] if boxed else words
     if name not in OPERATIONS:
         raise TraceError(f"{_cut(name)!r} is no operation; there are {', '.join(OPERATIONS)}")
     if "!" in words:
@@ -166,7 +171,7 @@ def _parse_line(words: list[str]) -> Op:
     numbers = tuple(_number(word) for word in args)
     if name == "append" and not isinstance(numbers[2], int):
         raise TraceError(f"{args[2]} tokens: a number of tokens is whole")
-    return Op(name, numbers, form, (rest[0], rest[1]) if rest else None, refusal, quiet, places)
+    return Op(name, numbers, form, (rest[0], rest[1]) if rest else None, refusal, quiet, places, boxed)
 
 
 def _number(word: str) -> int | float:
