@@ -39,7 +39,9 @@ def test_a_fault_of_the_second_cache_is_found_in_it(invoke: Call) -> None:
     assert done.exit_code == 0, done.output
     last = re.search(r"^lines that nobody looks at .*$", done.stdout, re.MULTILINE)
     assert last is not None
-    assert last[0].split()[5:] == ["1", "1/1", "5", "0", "-"]
+    faults, found, programs, *others = last[0].split()[5:]
+    assert (faults, found, others) == ("1", "1/1", ["0", "-"])
+    assert 1 <= int(programs) <= 100
 
 
 def test_what_was_known_when_the_cluster_was_lost(

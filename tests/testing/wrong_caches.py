@@ -86,7 +86,8 @@ class WarnsOnOverflow(PagedKVCache):
     def append(self, seq_id: int, layer: int, k: Any, v: Any) -> None:
         for array in (k, v):
             if isinstance(array, np.ndarray) and array.dtype == np.float32:
-                array.astype(np.float16)  # outside of errstate
+                with np.errstate(under="ignore"):
+                    array.astype(np.float16)
         super().append(seq_id, layer, k, v)
 
 

@@ -194,7 +194,12 @@ WARNINGS = RuntimeWarning, FloatingPointError
 def failed(name: str, call: str, error: BaseException) -> LawBroken:
     """The law that a call breaks by an error that it must not raise."""
     if isinstance(error, WARNINGS) and name in ROUNDS:
-        return LawBroken(3, name, f"{call} gives no warning: rounding never does", named(error))
+        told = (
+            "raises nothing under np.errstate(under='raise')"
+            if isinstance(error, FloatingPointError)
+            else "gives no warning"
+        )
+        return LawBroken(3, name, f"{call} {told}: rounding never does", named(error))
     return LawBroken(OPERATIONS[name].law, name, f"{call} succeeds", named(error))
 
 
