@@ -84,6 +84,7 @@ def test_the_walk_reaches_every_move_form_and_refusal(walked: list[list[str]]) -
         "boxed",
         "quiet",
     }
+    assert any(line.split()[3] == "17" and len(line.split()[-1]) > 99 for line in lines if "append" in line)
     assert any(str(WORD) in line.split() for line in lines)
     assert any("@" in line for line in lines)
 
