@@ -1,5 +1,6 @@
 """The machine: seeds and shards, the subclass door, and how much its programs reach."""
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -84,7 +85,8 @@ def test_the_walk_reaches_every_move_form_and_refusal(walked: list[list[str]]) -
         "boxed",
         "quiet",
     }
-    assert any(line.split()[3] == "17" and len(line.split()[-1]) > 99 for line in lines if "append" in line)
+    long = [line.split() for line in lines if re.match("append [0-9]+ [0-9]+ 17 ", line)]
+    assert any(max(map(len, words)) > 99 for words in long)  # of them, too
     assert any(str(WORD) in line.split() for line in lines)
     assert any("@" in line for line in lines)
 
@@ -141,7 +143,7 @@ def test_a_subclass_with_a_wrong_cache_fails_with_the_story(named: Named) -> Non
 
     with pytest.raises(LawBroken) as caught:
         state_machine_test(shard(Mine, 0), MANY)("runTest").runTest()
-    assert caught.value.law in {6, 8, 9}  # written in place, also where a copy could not be paid for
+    assert caught.value.law in {6, 7, 8, 9}  # written in place, seen at once or some lines later
     assert "  replay(factory, " in str(caught.value)
 
 
