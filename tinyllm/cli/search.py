@@ -177,7 +177,11 @@ class Search:
         if isinstance(event, Soaked):
             self._partial[number] = event
         else:
-            self._raw[number] = event, self._written(lambda: traces.keep(self._folder, event, whole=False))
+            path = self._written(lambda: traces.keep(self._folder, event, whole=False))
+            _, former = self._raw.get(number, (None, None))  # one that showed in extensions alone
+            self._raw[number] = event, path
+            if former and former != path:
+                former.unlink(missing_ok=True)
 
     def _keep(self, number: int, one: Slice) -> Path | None:
         broken = one.soaked.broken

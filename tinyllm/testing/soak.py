@@ -131,7 +131,7 @@ class SoakSearch(Search):
         if self.core is None:
             self.soaked.add(Soaked(1, len(run.ops), meter.reached(), run.offers))
         for name, broken in self.findings._asdict().items():
-            if broken and name not in self._heard:
+            if broken and not self._heard & {name, "core"}:
                 self._heard.add(name)
                 self._send(broken)
         if time.monotonic() >= self._up and "core" not in self._heard:
