@@ -241,6 +241,15 @@ def test_a_broken_law_decides_whatever_else_fails(invoke: Call, write: Call) -> 
     assert done.stderr == "tinyllm: /dev/full cannot be written: No space left on device\n"
 
 
+def test_a_search_that_tells_of_a_second_law_keeps_the_last_file(tmp_path: Path) -> None:
+    """The first showed in extensions alone; before either is made shorter."""
+    work = Search(Console(quiet=True), Report("x", 1), (1, 1), tmp_path)
+    for law, operation in ((16, "needed"), (8, "append")):
+        work._hear(0, LawBroken(law, operation, "one", "two", trace=f"new 1 1 1 1 {law}\n"))
+    (path,) = known(tmp_path)
+    assert path.name.startswith("law-08-")
+
+
 def test_a_find_beside_a_lost_cluster(tmp_path: Path) -> None:
     found: Future[Slice] = Future()
     found.set_result(Slice(died="the process ended", program="new 1 1 1 1 1\n"))
