@@ -172,6 +172,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     capabilities = frozenset(CAPABILITIES)
     ids: ClassVar[range] = IDS
+    sizes: ClassVar[st.SearchStrategy[Config]] = configs
+    """Of the usual caches, those that are no scene."""
     factory: Any = None
     """Set instead of overriding `make_cache` when a factory exists already; stories then name it."""
     search: ClassVar[Search] = Search()
@@ -250,7 +252,7 @@ class CacheMachine(RuleBasedStateMachine):
         return [(seq, layer) for seq in lens for layer, n in enumerate(lens[seq]) if n < max(lens[seq])]
 
     @initialize(
-        start=now_and_then(configs.flatmap(starts)),
+        start=st.runner().flatmap(lambda machine: now_and_then(machine.sizes.flatmap(starts))),
         forked=most,
         looks=st.sampled_from(LOOKS),
         boxes=st.sampled_from(BOXES),

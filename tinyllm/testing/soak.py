@@ -11,27 +11,14 @@ from typing import Any
 
 from hypothesis import settings as Settings  # noqa: N812 - a class, whatever its case
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize
 
 from tinyllm.testing.check import search, shortest
 from tinyllm.testing.contract import Config, Factory
 from tinyllm.testing.laws import Findings, LawBroken
-from tinyllm.testing.machine import (
-    AGAIN,
-    BOXES,
-    LAYERS,
-    LOOKS,
-    READ,
-    WIDE,
-    CacheMachine,
-    Search,
-    configs,
-    shard,
-)
+from tinyllm.testing.machine import LAYERS, WIDE, CacheMachine, Search, configs, shard
 from tinyllm.testing.profiles import profile
 from tinyllm.testing.reach import Meter, Reached, Tables
 from tinyllm.testing.run import Observer, Run
-from tinyllm.testing.scenes import Start, now_and_then, starts
 from tinyllm.testing.time_limit import beating, watch_over
 from tinyllm.testing.trace import Op
 
@@ -142,6 +129,7 @@ class SoakMachine(CacheMachine):
     """Random programs in tiny pools and in larger ones, on more sequences."""
 
     ids = range(8)
+    sizes = st.one_of(configs, large)
     search: SoakSearch  # type: ignore[misc]
 
     def observer(self) -> Observer:
@@ -149,24 +137,6 @@ class SoakMachine(CacheMachine):
         made = Recorder(self.search)
         self._recorder: Recorder = vars(self).setdefault("_recorder", made)  # of the program as it was drawn
         return made
-
-    @initialize(
-        start=now_and_then(st.one_of(configs, large).flatmap(starts)),
-        forked=st.sampled_from([True, True, False]),
-        looks=st.sampled_from(LOOKS),
-        boxes=st.sampled_from(BOXES),
-        again=st.sampled_from(AGAIN),
-    )
-    def new(
-        self,
-        start: Start,
-        forked: bool,
-        looks: tuple[str, ...] = (READ,),
-        boxes: tuple[bool, ...] = (False,),
-        again: bool = False,
-    ) -> None:
-        """The same, but half of the pools are larger."""
-        super().new(start, forked, looks, boxes, again)
 
     def teardown(self) -> None:
         """Count the program, if it broke nothing; then leave, if the time is up."""
