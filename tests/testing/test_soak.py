@@ -16,10 +16,10 @@ from tinyllm.testing import soak as module
 from tinyllm.testing.check import shortest
 from tinyllm.testing.contract import Factory
 from tinyllm.testing.laws import LawBroken
-from tinyllm.testing.reach import BEYOND
-from tinyllm.testing.run import replay
+from tinyllm.testing.reach import BEYOND, Meter
+from tinyllm.testing.run import Run, replay
 from tinyllm.testing.scenes import MOST_BLOCKS, SCENES
-from tinyllm.testing.soak import BLOCKS, Flight, Soaked, SoakMachine, soak
+from tinyllm.testing.soak import BLOCKS, Flight, Soaked, SoakMachine, SoakSearch, soak
 from tinyllm.testing.trace import Op, parse
 
 
@@ -147,6 +147,15 @@ def test_what_extensions_show_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -
     assert ticks[0] > 0
     assert found.broken is not None
     assert len(found.broken.trace.splitlines()) <= len(raw.trace.splitlines())
+
+
+def test_after_a_law_of_the_ten_methods_no_extension_is_told() -> None:
+    heard: list[Any] = []
+    looking = SoakSearch(300.0, heard.append, None)
+    looking.extensions = LawBroken(16, "needed", "one", "two", beyond=True)
+    looking.core = LawBroken(8, "append", "one", "two")
+    looking.ended(Run(PagedKVCache), Meter())
+    assert heard == [looking.core]
 
 
 def test_a_full_disk_is_no_fault_of_the_cache() -> None:
