@@ -217,7 +217,8 @@ class PagedKVCache:
         seq_id, layer = _integer("seq_id", seq_id), self._layer(layer)
         seq = self._live(seq_id)
         self._write_out(seq, layer)
-        rows = np.empty((seq.lens[layer], 2, self.n_kv_heads, self.d_head), np.float16)
+        # Zeros, not `empty`: what a fault leaves out is the same in every run.
+        rows = np.zeros((seq.lens[layer], 2, self.n_kv_heads, self.d_head), np.float16)
         done = 0
         for place in self._places(seq.table, 0, seq.lens[layer]):
             piece = self._slabs[layer][place]
