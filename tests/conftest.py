@@ -1,6 +1,7 @@
 """A skipped test fails the run, unless it stands here with its reason."""
 
 import os
+import signal
 import sys
 import tomllib
 from collections.abc import Callable, Generator
@@ -16,6 +17,9 @@ for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # the hundreds of processes that tests start compile once
 sys.dont_write_bytecode = False
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's `&` does that, and processes inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 sys.path.append(str(Path(__file__).parents[1]))  # last, for `benchmarks`, which is in no wheel
 
